@@ -1,0 +1,9 @@
+"""gpukern: what a GPU kernel is, taught by running the eight kernels of one transformer layer.
+
+Import it before `numba.cuda` and `triton`: it decides once whether this machine measures (a CUDA card) or counts
+(the simulated GPU), and both libraries are then set up for that.
+"""
+
+from gpukern import device
+
+device.decide()

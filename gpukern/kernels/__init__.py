@@ -1,0 +1,9 @@
+"""One folder per operation: the Op with its reference, then a ladder of versions per language.
+
+OPS holds them all by name. A new operation is a folder here and a line below; a new version is a kernel with its
+launcher in a ladder and an entry in the Op's `versions`.
+"""
+
+from gpukern.kernels.vector_add import vector_add
+
+OPS = {op.name: op for op in (vector_add,)}

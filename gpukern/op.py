@@ -1,0 +1,135 @@
+"""Op: an operation declared once. Tests, benchmarks, drop-downs and the layer all read this one record.
+
+An operation says what it computes (a reference in plain PyTorch), what it costs (bytes, FLOPs), on which inputs it is
+tried (shapes, dtypes, tolerances), and which versions of it exist: a ladder of kernels per language.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+Shape = Mapping[str, int]
+
+
+class InputError(ValueError):
+    """An argument that a kernel or the layer refuses; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One rung of a ladder: a launcher, its language and its default tile.
+
+    language  "numba", "triton" or "torch"
+    launcher  "module:function"; imported at the first call, so that a machine without Triton has the Numba half
+    tile      keyword arguments of the launcher that a learner may change, with their defaults
+    """
+
+    language: str
+    launcher: str
+    tile: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def function(self) -> Callable:
+        """The launcher itself. Raises ImportError with the remedy if its language is not installed."""
+        module, _, name = self.launcher.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name and error.name.partition(".")[0] == "triton":
+                raise ImportError(
+                    "this version needs Triton, which installs on Linux only. Use a Numba version here, "
+                    "or run the course on Linux, WSL 2, Binder or Colab."
+                ) from error
+            raise
+
+    def __call__(self, *args, **kwargs) -> torch.Tensor:
+        return self.function(*args, **{**self.tile, **kwargs})
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation, declared once.
+
+    name       its name in rows, drop-downs and on the command line
+    summary    one line: what it computes, with shapes
+    reference  (**inputs) -> Tensor in float64; plain PyTorch
+    inputs     (shape, dtype, device, generator) -> dict of the keyword arguments of reference and launchers
+    shapes     the shapes that every version is tested on; the first is the smallest of interest to a benchmark
+    flops      (shape) -> floating-point operations of the mathematics, a multiply-add counted as two
+    bytes      (shape, dtype) -> least bytes: each input read once, each output written once
+    tolerance  dtype -> largest `error` that a correct version shows
+    versions   name -> Version, in the order of the ladder
+    """
+
+    name: str
+    summary: str
+    reference: Callable[..., torch.Tensor]
+    inputs: Callable[..., dict]
+    shapes: tuple[Shape, ...]
+    flops: Callable[[Shape], int]
+    bytes: Callable[[Shape, torch.dtype], int]
+    tolerance: Mapping[torch.dtype, float]
+    versions: Mapping[str, Version]
+
+    def __post_init__(self):
+        if "torch" not in self.versions:
+            raise ValueError(f"Op {self.name}: needs a 'torch' version, the library's way, to be compared with")
+
+    def draw(self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> dict:
+        """Inputs of `shape`: the same for the same seed on every device (drawn on the CPU, then moved)."""
+        return self.inputs(shape, dtype, device, torch.Generator().manual_seed(seed))
+
+
+def error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """The largest error of any element: |out - ref| / (|ref| + rms of ref). A NaN or inf where ref has none: inf.
+
+    Relative to the element and to the size of the whole, so that neither an element near zero nor a small tensor
+    hides a mistake. Zero for empty tensors.
+    """
+    if out.shape != reference.shape:
+        raise InputError(f"the result has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}")
+    out, ref = out.detach().double().cpu(), reference.detach().double().cpu()
+    if ref.numel() == 0:
+        return 0.0
+    same = (out == ref) | (out.isnan() & ref.isnan())
+    if bool(same.all()):
+        return 0.0
+    finite = ref[ref.isfinite()]
+    rms = finite.square().mean().sqrt().item() if finite.numel() else 0.0
+    gap = torch.where(same, 0.0, (out - ref).abs() / (ref.abs() + rms))
+    return gap.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
+
+
+def normal(*size: int, dtype: torch.dtype, device, generator, mean: float = 0.0, scale: float = 1.0) -> torch.Tensor:
+    """Normally distributed inputs, drawn in float32 on the CPU so that every device sees the same values."""
+    return (torch.randn(*size, generator=generator) * scale + mean).to(dtype).to(device)
+
+
+def require(tensor: torch.Tensor, name: str, shape: tuple, like: torch.Tensor | None = None, dtypes=FLOATS) -> None:
+    """Refuse `tensor` unless it has `shape` (None = any size), one of `dtypes`, and device and dtype of `like`.
+
+    Raises InputError naming the argument, what it is and what it should be.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}.")
+    if tensor.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, tensor.shape)):
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected ({wanted}).")
+    if tensor.dtype not in dtypes:
+        names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise InputError(f"{name} is {tensor.dtype}; supported are {names}. Convert it with .to(dtype).")
+    if like is not None and tensor.dtype != like.dtype:
+        raise InputError(f"{name} is {tensor.dtype}, but the first argument is {like.dtype}; convert one of them.")
+    if like is not None and tensor.device != like.device:
+        raise InputError(f"{name} is on {tensor.device}, but the first argument is on {like.device}; move one of them.")
+
+
+def require_power_of_two(**tiles: int) -> None:
+    """Refuse a tile size that is not a power of two; Triton's block shapes must be."""
+    for name, n in tiles.items():
+        if not isinstance(n, int) or n < 1 or n & (n - 1):
+            raise InputError(f"{name}={n} is not a power of two; choose 16, 32, 64, 128 ...")
