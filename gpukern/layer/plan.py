@@ -1,0 +1,159 @@
+"""A plan: an ordered partition of the eight stages. Bytes, FLOPs, launches and round trips follow from it.
+
+A tensor that crosses a boundary between two parts is written to memory by one kernel and read back by the next. A
+tensor that is made and used inside one part never leaves the SM. That is all that fusion is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gpukern.layer import stages
+from gpukern.layer.config import Config, Step
+from gpukern.layer.stages import CACHED, STAGES
+from gpukern.op import InputError
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring stages that one kernel runs: the kernel's version, and its tile where it is not the default."""
+
+    stages: tuple[str, ...]
+    version: str
+    tile: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.stages)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An ordered partition of the eight stages into parts. Raises InputError if it is not one."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def __post_init__(self):
+        order = [stage for part in self.parts for stage in part.stages]
+        if order != list(STAGES):
+            raise InputError(
+                f"plan {self.name!r} is not an ordered partition of the eight stages: it has {', '.join(order)}; "
+                f"expected {', '.join(STAGES)}."
+            )
+
+    def with_tile(self, stage: str, tile: Mapping[str, int]) -> "Plan":
+        """The same plan with another tile for the part that runs `stage`."""
+        return replace(self, parts=tuple(replace(p, tile=dict(tile)) if stage in p.stages else p for p in self.parts))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one part must move and compute, at least. Bytes by what they are; `round_trips` by tensor name."""
+
+    part: Part
+    activations_read: int
+    cache_read: int
+    weights_read: int
+    written: int
+    flops: int
+    round_trips: tuple[str, ...]  # tensors that it reads back from memory because an earlier part wrote them
+
+    @property
+    def bytes(self) -> int:
+        return self.activations_read + self.cache_read + self.weights_read + self.written
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that part `writer` leaves in memory for part `reader` (indices into the plan), and its size."""
+
+    tensor: str
+    writer: int
+    reader: int
+    bytes: int
+
+
+def costs(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[Cost]:
+    """One Cost a part, in order, derived from the partition alone."""
+    size = dtype.itemsize
+    written_by = _writers(plan)
+    result = []
+    for index, part in enumerate(plan.parts):
+        members = [STAGES[name] for name in part.stages]
+        made = {tensor for stage in members for tensor in stage.writes}
+        needed = {tensor for stage in members for tensor in stage.reads}
+        outside = sorted(needed - made)
+        leaving = [tensor for tensor in made if _leaves(tensor, index, plan)]
+        result.append(
+            Cost(
+                part,
+                activations_read=size * sum(stages.elements(t, config, step) for t in outside),
+                cache_read=size * sum(stages.cached(config, step) for t in CACHED if t in needed),
+                weights_read=size
+                * sum(stages.elements(w, config, step) for s in part.stages for w in stages.weights(s, config)),
+                written=size * sum(stages.elements(t, config, step) for t in leaving),
+                flops=sum(stages.flops(s, config, step) for s in part.stages),
+                round_trips=tuple(t for t in outside if t in written_by),
+            )
+        )
+    return result
+
+
+def crossings(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[Crossing]:
+    """Every tensor that a part hands to a later one through memory, once for each reader."""
+    found = []
+    for reader, part in enumerate(plan.parts):
+        needed = {tensor for name in part.stages for tensor in STAGES[name].reads}
+        for tensor, writer in _writers(plan).items():
+            if tensor in needed and writer < reader:
+                found.append(Crossing(tensor, writer, reader, stages.elements(tensor, config, step) * dtype.itemsize))
+    return found
+
+
+def boundary_bytes(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[int]:
+    """For each of the len(parts) - 1 boundaries: bytes written to memory before it and read back after it."""
+    result = []
+    for boundary in range(len(plan.parts) - 1):
+        open_here = {c.tensor: c.bytes for c in crossings(plan, config, step, dtype) if c.writer <= boundary < c.reader}
+        result.append(2 * sum(open_here.values()))
+    return result
+
+
+def _writers(plan: Plan) -> dict[str, int]:
+    return {t: i for i, part in enumerate(plan.parts) for name in part.stages for t in STAGES[name].writes}
+
+
+def _leaves(tensor: str, index: int, plan: Plan) -> bool:
+    """Must the tensor, made in part `index`, be written to memory: is it cached, the result, or read later?"""
+    later = {t for part in plan.parts[index + 1 :] for name in part.stages for t in STAGES[name].reads}
+    return tensor in CACHED or tensor == "z" or tensor in later
+
+
+def _singles(version: str) -> tuple[Part, ...]:
+    return tuple(Part((name,), version) for name in STAGES)
+
+
+def _flash() -> tuple[Part, ...]:
+    attention = Part(("scores", "softmax", "values"), "triton_flash")
+    return (Part(("qkv",), "triton"), attention, *_singles("triton")[4:])
+
+
+PLANS = {
+    plan.name: plan
+    for plan in (
+        Plan("reference", _singles("torch")),
+        Plan("numba", _singles("numba")),
+        Plan("triton", _singles("triton")),
+        Plan("flash", _flash()),
+        Plan("compile", (Part(tuple(STAGES), "torch_compile"),)),
+    )
+}
+
+
+def plan(name: str) -> Plan:
+    """The plan called `name`. Raises InputError naming the known ones."""
+    if name not in PLANS:
+        raise InputError(f"unknown plan {name!r}; known are {', '.join(PLANS)}.")
+    return PLANS[name]
