@@ -26,16 +26,26 @@ class Version:
     language  "numba", "triton" or "torch"
     launcher  "module:function"; imported at the first call, so that a machine without Triton has the Numba half
     tile      keyword arguments of the launcher that a learner may change, with their defaults
+    shared    "module:function" of (tile, dtype) -> bytes of shared memory a block, where the tile decides them
     """
 
     language: str
     launcher: str
     tile: Mapping[str, int] = field(default_factory=dict)
+    shared: str | None = None
 
     @property
     def function(self) -> Callable:
         """The launcher itself. Raises ImportError with the remedy if its language is not installed."""
-        module, _, name = self.launcher.partition(":")
+        return self._load(self.launcher)
+
+    def shared_bytes(self, tile: Mapping[str, int], dtype: torch.dtype) -> int | None:
+        """Bytes of shared memory that a block of this version takes with `tile`, or None if it is not the tile's to say."""
+        return self._load(self.shared)({**self.tile, **tile}, dtype) if self.shared else None
+
+    @staticmethod
+    def _load(name: str) -> Callable:
+        module, _, name = name.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -84,24 +94,31 @@ class Op:
         return self.inputs(shape, dtype, device, torch.Generator().manual_seed(seed))
 
 
-def error(out: torch.Tensor, reference: torch.Tensor) -> float:
+def error(out, reference) -> float:
     """The largest error of any element: |out - ref| / (|ref| + rms of ref). A NaN or inf where ref has none: inf.
 
     Relative to the element and to the size of the whole, so that neither an element near zero nor a small tensor
-    hides a mistake. Zero for empty tensors.
+    hides a mistake. Zero for empty tensors; for tuples of tensors the largest of theirs.
     """
+    if isinstance(reference, tuple):
+        if not isinstance(out, tuple) or len(out) != len(reference):
+            raise InputError(f"the result must be {len(reference)} tensors, as the reference is.")
+        return max(error(o, r) for o, r in zip(out, reference, strict=True))
     if out.shape != reference.shape:
         raise InputError(f"the result has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}")
-    out, ref = out.detach().double().cpu(), reference.detach().double().cpu()
+    ref = reference.detach().double()
+    out = out.detach().to(ref.device).double()
     if ref.numel() == 0:
         return 0.0
-    same = (out == ref) | (out.isnan() & ref.isnan())
-    if bool(same.all()):
-        return 0.0
+    gap = (out - ref).abs_().div_(ref.abs() + _rms(ref))
+    gap[(out == ref) | (out.isnan() & ref.isnan())] = 0.0  # equal infinities, and 0 / 0, are no error
+    return gap.nan_to_num_(nan=math.inf, posinf=math.inf).max().item()
+
+
+def _rms(ref: torch.Tensor) -> float:
+    """Root mean square of the finite elements."""
     finite = ref[ref.isfinite()]
-    rms = finite.square().mean().sqrt().item() if finite.numel() else 0.0
-    gap = torch.where(same, 0.0, (out - ref).abs() / (ref.abs() + rms))
-    return gap.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
+    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
 
 
 def normal(*size: int, dtype: torch.dtype, device, generator, mean: float = 0.0, scale: float = 1.0) -> torch.Tensor:

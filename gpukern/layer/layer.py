@@ -1,16 +1,17 @@
 """The live layer: weights, a KV cache, and a plan that says which kernels run."""
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from gpukern import device
 from gpukern.kernels import OPS
 from gpukern.layer.config import CONFIGS, Config, Step
-from gpukern.layer.plan import Part, Plan
+from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs
 from gpukern.layer.plan import plan as named_plan
-from gpukern.layer.stages import STAGES
+from gpukern.layer.stages import STAGES, product
 from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint
 from gpukern.op import InputError, normal, require
 
@@ -31,15 +32,28 @@ class Cache:
         return Cache(self.k.clone(), self.v.clone(), self.length)
 
 
+# The largest error (op.error) of a whole layer against float64: eight kernels, each of which rounds once to the dtype.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
 class Layer:
     """One transformer layer. `run` steps it by a plan; `exact` gives the float64 answer that plans are held to.
 
-    config, weights, dtype, device as given to the constructor; weights are moved there.
+    config   sizes of the layer
+    weights  a function that draws or reads them; called when they are first needed, so that asking for the bytes of a
+             layer, or for its recorded rows, costs nothing
+    dtype    of weights, activations and cache: float32, float16 or bfloat16
     """
 
-    def __init__(self, config: Config, weights: Weights, dtype: torch.dtype, on: torch.device | None = None):
-        self.config, self.dtype, self.device = config, dtype, on or device.torch_device()
-        self.weights = weights.to(dtype, self.device)
+    def __init__(self, config: Config, weights: Callable[[], Weights], dtype: torch.dtype):
+        if dtype not in TOLERANCE:
+            raise InputError(f"a layer cannot be {dtype}; use float32, float16 or bfloat16.")
+        self.config, self.dtype, self.device = config, dtype, device.torch_device()
+        self._weights = weights
+
+    @cached_property
+    def weights(self) -> Weights:
+        return self._weights().to(self.dtype, self.device)
 
     @classmethod
     def random(cls, config: Config | str, dtype=torch.float32, seed: int = 0) -> "Layer":
@@ -48,14 +62,42 @@ class Layer:
             if config not in CONFIGS:
                 raise InputError(f"unknown config {config!r}; known are {', '.join(CONFIGS)}, trained.")
             config = CONFIGS[config]
-        return cls(config, Weights.random(config, dtype, device.torch_device(), seed), dtype)
+        return cls(config, lambda: Weights.random(config, dtype, device.torch_device(), seed), dtype)
 
     @classmethod
     def from_checkpoint(cls, path, layer: int = 0, heads: int | None = None, dtype=torch.float32) -> "Layer":
         """One layer of a GPT-2 checkpoint in safetensors. Raises CheckpointError if it is not one."""
         tensors, metadata = read_checkpoint(path)
         heads = heads or (int(metadata["n_head"]) if "n_head" in metadata else None)
-        return cls(*gpt2_layer(tensors, layer, str(path), heads), dtype)
+        config, weights = gpt2_layer(tensors, layer, str(path), heads)
+        return cls(config, lambda: weights, dtype)
+
+    def copy(self) -> "Layer":
+        """The same layer in other memory; measurements rotate over copies so that L2 does not hold the weights."""
+        return Layer(self.config, self.weights.clone, self.dtype)
+
+    def costs(self, plan: Plan, step: Step) -> list[Cost]:
+        """What each part of the plan must move and compute in this layer's dtype."""
+        return costs(plan, self.config, step, self.dtype)
+
+    def part_cost(self, part: Part, step: Step) -> Cost:
+        """What one part must move and compute where every other stage is a kernel of its own."""
+        return next(cost for cost in self.costs(_around(part), step) if cost.part is part)
+
+    def tile(self, part: Part, step: Step) -> dict[str, int]:
+        """The tile that a part runs with at `step`: its own, over the default of its kernel's version."""
+        if part.stages not in _RUNNERS:
+            return {}
+        return {**OPS[_RUNNERS[part.stages][0]].versions[part.version].tile, **part.tile}
+
+    def product(self, part: str, step: Step) -> tuple[int, int, int, int] | None:
+        """(batch, M, N, K) of the matrix product of a part that is one stage, or None."""
+        return product(part, self.config, step)
+
+    @property
+    def reference_plan(self) -> Plan:
+        """Eight parts, each PyTorch's own."""
+        return PLANS["reference"]
 
     def cache(self, batch: int, room: int) -> Cache:
         """An empty cache for `batch` sequences of up to `room` tokens."""
@@ -107,22 +149,57 @@ class Layer:
         if part.version not in versions:
             raise InputError(f"{op} has no version {part.version!r}; known are {', '.join(versions)}.")
         out = versions[part.version](**arguments(self, state), **part.tile)
-        # Matrix stages see the tokens as rows; what they make is [B, T, .] again for the next stage.
-        rows = makes in ("y", "h", "z")
-        state[makes] = out[0] if makes == "q" else out.view(*state["x"].shape[:2], -1) if rows else out
+        state[makes] = out[0] if makes == "q" else _tokens(out, state) if makes in _ROWS else out
 
     def exact(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
         """The float64 answer of `run`, by the operations' references, with weights as they are stored. Cache unchanged."""
-        state = self.start(x, cache.clone())
+        state = self.start(x, cache)
         for name in STAGES:
-            op, arguments, makes = _RUNNERS[(name,)]
-            out = OPS[op].reference(**arguments(self, state))
-            if makes == "q":
-                state["q"], k, v = out
-                state["k"], state["v"] = k[:, :, : state["step"].S], v[:, :, : state["step"].S]
-            else:
-                state[makes] = out.view(*x.shape[:2], -1) if makes in ("y", "h", "z") else out
+            state |= self._exact_stage(name, state)
         return state["z"]
+
+    def exact_part(self, part: Part, state: dict) -> torch.Tensor | tuple:
+        """The float64 answer of one part from the same inputs: what `run_part` must make of `state`. State unchanged."""
+        state = dict(state)
+        for name in part.stages:
+            state |= self._exact_stage(name, state)
+        return self.made(part, state)
+
+    def made(self, part: Part, state: dict) -> torch.Tensor | tuple:
+        """What a part made: its last stage's tensor; for `qkv` alone q and the keys and values up to S."""
+        if part.stages == ("qkv",):
+            return state["q"], state["k"], state["v"]
+        return state[STAGES[part.stages[-1]].writes[0]]
+
+    def tolerance(self, part: Part | None = None) -> float:
+        """The largest error that passes: of one part against `exact_part`, or of the whole layer against `exact`."""
+        if part is None or part.stages not in _RUNNERS:
+            return TOLERANCE[self.dtype]
+        return OPS[_RUNNERS[part.stages][0]].tolerance[self.dtype]
+
+    def _exact_stage(self, name: str, state: dict) -> dict:
+        op, arguments, makes = _RUNNERS[(name,)]
+        out = OPS[op].reference(**arguments(self, state))
+        if makes == "q":
+            S = state["step"].S
+            return {"q": out[0], "k": out[1][:, :, :S], "v": out[2][:, :, :S]}
+        return {makes: _tokens(out, state) if makes in _ROWS else out}
+
+
+def _around(part: Part) -> Plan:
+    """A plan with `part` in its place and every other stage alone."""
+    order = list(STAGES)
+    first, last = order.index(part.stages[0]), order.index(part.stages[-1])
+    alone = [Part((name,), part.version) for name in STAGES]
+    return Plan(part.name, (*alone[:first], part, *alone[last + 1 :]))
+
+
+# Matrix stages see tokens as rows [B * T, .]; the tensors they make are [B, T, .] for the stages that follow.
+_ROWS = ("y", "h", "z")
+
+
+def _tokens(tensor: torch.Tensor, state: dict) -> torch.Tensor:
+    return tensor.view(*state["x"].shape[:2], -1)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

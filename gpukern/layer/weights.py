@@ -60,8 +60,15 @@ class Weights:
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "Weights":
         """The same weights in another dtype or on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Weights(**{name: w if w is None else w.to(device=device, dtype=dtype) for name, w in moved.items()})
+        return self._map(lambda w: w.to(device=device, dtype=dtype))
+
+    def clone(self) -> "Weights":
+        """The same weights in other memory."""
+        return self._map(torch.clone)
+
+    def _map(self, change) -> "Weights":
+        mine = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Weights(**{name: w if w is None else change(w) for name, w in mine.items()})
 
 
 # Ours -> GPT-2's name below "h.<layer>."

@@ -1,0 +1,54 @@
+"""What a tile asks of the card, before it is tried: shared memory, threads, registers, waves."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gpukern import device
+from gpukern.device import Card
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit of the card: what a tile uses of it and how much there is. `exact` is False for an estimate."""
+
+    name: str
+    used: int
+    limit: int
+    unit: str
+    exact: bool = True
+
+    @property
+    def broken(self) -> bool:
+        return self.used > self.limit
+
+    def __str__(self) -> str:
+        about = "" if self.exact else "about "
+        return f"{self.name}: {about}{self.used:,} of {self.limit:,} {self.unit}"
+
+
+def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = None) -> list[Limit]:
+    """What `version` (an op.Version) with `tile` takes of `card` (default: this machine's): one Limit each.
+
+    Shared memory is the version's own formula. Registers are a lower estimate for kernels that keep a BM x BN
+    accumulator in float32: the compiler needs more, for addresses and operands, and spills what does not fit.
+    """
+    card = card or device.card()
+    limits = []
+    if version.language == "numba":
+        threads = tile.get("threads", tile.get("BM", 1) * tile.get("BN", 1))
+    else:
+        threads = card.warp * tile.get("warps", 4)
+    limits.append(Limit("threads a block", threads, card.threads_per_block, "threads"))
+    if (shared := version.shared_bytes(tile, dtype)) is not None:
+        limits.append(Limit("shared memory a block", shared, card.shared_per_block, "bytes"))
+    if version.language == "triton" and "BM" in tile and "BN" in tile:
+        registers = tile["BM"] * tile["BN"] // threads
+        limits.append(Limit("accumulator registers a thread", registers, card.registers_per_thread, "registers", False))
+    return limits
+
+
+def waves(M: int, N: int, batch: int, tile: dict, card: Card | None = None) -> float:
+    """Blocks of a BM x BN tiling of `batch` M x N results, over the SMs of the card, one block an SM at a time."""
+    card = card or device.card()
+    return batch * -(-M // tile["BM"]) * -(-N // tile["BN"]) / card.sms
