@@ -5,7 +5,6 @@ a part, what it costs, and what its exact answer is. Where there is no card, the
 """
 
 import functools
-import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import date
@@ -102,6 +101,10 @@ class LayerBench:
             return replace(row, status=_refused(refusal))
         finally:
             self._restore(plan.parts[0])
+
+    def run_once(self, parts) -> None:
+        """Run `parts` on the first copy, unchecked and untimed: it makes the compilers do their work."""
+        _run(parts, *self._at_least(1)[0])
 
     def _check(self, parts, copy) -> Verdict:
         """Run `parts` into poisoned memory and compare: one part with its own exact answer, all with the layer's."""
@@ -207,7 +210,7 @@ def provenance() -> dict[str, str]:
             return ""
 
     return {
-        "card": torch.cuda.get_device_name() if not device.simulated() else platform.processor() or platform.machine(),
+        "card": device.card().name,
         "driver": _driver(),
         "torch": torch.__version__,
         "triton": installed("triton"),

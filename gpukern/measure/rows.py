@@ -1,7 +1,8 @@
 """Row: the one shape of everything measured, and how rows are kept.
 
 A recording is a folder of `gpukern/recorded/`, named after the card. A sweep there is two files: `<sweep>.csv`, its rows,
-and `<sweep>.json`, what they share (card, driver, library versions, date). Read back, a row's `source` is `recorded`.
+and `<sweep>.json`, the runs they come from (card, driver, library versions, date), which the column `run` counts from 0.
+Read back, a row's `source` is `recorded`.
 """
 
 import csv
@@ -112,18 +113,23 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame([asdict(row) for row in rows], columns=[f.name for f in fields(Row)])
 
 
-def write(folder: Path, sweep: str, rows: list[Row], provenance: dict) -> None:
+def write(folder: Path, sweep: str, rows: list[Row]) -> None:
     """Keep the rows of one sweep, each file whole or not at all. Columns that are empty in every row are left out."""
     folder.mkdir(parents=True, exist_ok=True)
+    runs = list(dict.fromkeys(tuple(getattr(row, name) for name in _PROVENANCE) for row in rows))
     names = [f.name for f in fields(Row) if f.name not in (*_PROVENANCE, "source", "sweep")]
-    table = [{name: _text(getattr(row, name)) for name in names} for row in rows]
-    names = [name for name in names if any(line[name] for line in table)]
+    table = []
+    for row in rows:
+        run = runs.index(tuple(getattr(row, name) for name in _PROVENANCE))
+        table.append({name: _text(getattr(row, name)) for name in names} | {"run": run})
+    names = ["run", *(name for name in names if any(line[name] for line in table))]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     _replace(folder / f"{sweep}.csv", text.getvalue())
-    _replace(folder / f"{sweep}.json", json.dumps(provenance, indent=1, sort_keys=True) + "\n")
+    runs = [dict(zip(_PROVENANCE, run, strict=True)) for run in runs]
+    _replace(folder / f"{sweep}.json", json.dumps({"runs": runs}, indent=1) + "\n")
     read.cache_clear()
 
 
@@ -146,10 +152,10 @@ def read(sweep: str) -> tuple[Row, ...]:
     types = {f.name: f.type for f in fields(Row)}
     rows = []
     for path in sorted(RECORDED.glob(f"*/{sweep}.csv")):
-        provenance = json.loads(path.with_suffix(".json").read_text())
-        known = {name: str(provenance.get(name, "")) for name in _PROVENANCE}
+        runs = json.loads(path.with_suffix(".json").read_text())["runs"]
         with path.open(newline="") as file:
             for line in csv.DictReader(file):
+                known = runs[int(line.pop("run"))]
                 values = {name: _value(types[name], text) for name, text in line.items()}
                 rows.append(Row(sweep=sweep, source="recorded", **values, **known))
     return tuple(rows)
