@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpukern import device
+from gpukern.layer.text import encode
 
 TEXTS = {
     "543b2162782f839b9917b88956acbd7507df37c543286c16c228b36dda0cf950": "The Parent's Assistant, by Maria Edgeworth",
@@ -76,20 +77,6 @@ def make_vocabulary(text: str, size: int) -> list[str]:
                 if pieces[i : i + 2] == [left, right]:
                     pieces[i : i + 2] = [left + right]
     return vocabulary
-
-
-def encode(text: str, vocabulary: list[str]) -> list[int]:
-    """Token ids of `text`: at each position the longest piece that fits. Decoding is joining the pieces."""
-    ids = {piece: i for i, piece in enumerate(vocabulary)}
-    longest = max(map(len, vocabulary))
-    tokens, at = [], 0
-    while at < len(text):
-        piece = next((p for n in range(longest, 0, -1) if (p := text[at : at + n]) in ids), None)
-        if piece is None:
-            raise ValueError(f"the vocabulary has no {text[at]!r}; it has letters, spaces and plain punctuation.")
-        tokens.append(ids[piece])
-        at += len(piece)
-    return tokens
 
 
 class Conv1D(nn.Module):
@@ -217,8 +204,8 @@ def train(args: argparse.Namespace, model: Model, tokens: torch.Tensor, held_out
         losses.append(loss.detach())
         if step % args.evaluate_every == 0 or step == args.steps:
             now = {"step": step, "train": torch.stack(losses).mean().item(), "held_out": evaluate(model, held_out)}
-            seconds = time.perf_counter() - started
-            print(*(f"{key} {value:.4g} " for key, value in now.items()), f"{seconds:.0f} s", flush=True)
+            report = f"step {step}  train {now['train']:.3f}  held out {now['held_out']:.3f}"
+            print(f"{report}  {time.perf_counter() - started:.0f} s", flush=True)
             losses = []
             if now["held_out"] < best["held_out"]:
                 best, weights = now, {name: w.detach().clone() for name, w in model.state_dict().items()}
