@@ -1,0 +1,79 @@
+"""The command line: gpukern doctor | lab. One small function a command; the work is done elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gpukern import device, doctor
+from gpukern.op import InputError
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+# What a user can put right: told in one line, without a traceback.
+REFUSALS = (InputError, device.LimitError, device.DeviceError, ImportError)
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command("doctor")
+def doctor_command(as_json: AsJson = False) -> None:
+    """Say what this machine is, what is missing and what to do. Exits with 0 only if the course can run."""
+    report = doctor.examine()
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=1))
+    else:
+        _print_report(report)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(context: typer.Context) -> None:
+    """Open the course in JupyterLab. Further arguments are JupyterLab's."""
+    lessons = sorted(NOTEBOOKS.glob("00_*.ipynb"))
+    if not lessons:
+        raise InputError(f"there is no lesson in {NOTEBOOKS}: run this in the course's checkout, after `make setup`.")
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={NOTEBOOKS.parent}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    raise typer.Exit(subprocess.call([*command, *context.args, str(lessons[0])]))
+
+
+def _print_report(report: doctor.Report) -> None:
+    card = report.card
+    where = "the simulated GPU, with the limits of an " if card["simulated"] else ""
+    facts = Table(show_header=False, box=None)
+    facts.add_row("mode", report.mode)
+    facts.add_row("card", f"{where}{card['name']}")
+    facts.add_row("", f"compute capability {card['compute_capability']}, {card['sms']} SMs")
+    facts.add_row("", f"{card['memory_bytes'] / 1e9:.0f} GB memory, {card['l2_bytes'] / 2**20:.0f} MB L2")
+    if card["driver"]:
+        facts.add_row("driver", card["driver"])
+    facts.add_row("python", report.python)
+    for package, version in report.packages.items():
+        facts.add_row(package, version or "missing")
+    console = Console()
+    console.print(facts)
+    for problem in report.problems:
+        console.print(f"\n{problem.level}: {problem.what}\n  fix: {problem.fix}", markup=False, highlight=False)
+    console.print("\nThe course can run here." if report.ok else "\nThe course cannot run here yet.")
+
+
+def main() -> None:
+    """Entry point. Refusals become one line on stderr and exit code 2."""
+    try:
+        app()
+    except REFUSALS as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
