@@ -1,0 +1,148 @@
+"""Loads, stores and atomics of a group of threads: checked, counted, held against the shadow, then done."""
+
+import numpy as np
+
+from gpukern.simulate.lockstep.memory import POISON, Space, View, per_thread, take
+
+# What an atomic makes of the old value and its operand; NumPy's ufuncs, so that repeated places add up (`ufunc.at`).
+_ATOMICS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "max": np.fmax,
+    "min": np.fmin,
+    "nanmax": np.fmax,
+    "nanmin": np.fmin,
+    "and_": np.bitwise_and,
+    "or_": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_STEPWISE = {
+    "exch": lambda old, value, _: value,
+    "inc": lambda old, value, _: np.where(old >= value, 0, old + 1).astype(old.dtype),
+    "dec": lambda old, value, _: np.where((old == 0) | (old > value), value, old - 1).astype(old.dtype),
+    "cas": lambda old, value, expected: np.where(old == expected, value, old),
+}
+
+
+class Access:
+    """What a Group does with memory."""
+
+    def load(self, view: View, index: tuple, line: str):
+        """view[index] for every thread."""
+        element, wrong = view.locate(index)
+        if wrong is not None:
+            return self._only_inside(view, index, wrong, line, "reads", "load", view.flat.dtype)
+        self._count(view, element, "load", line)
+        if view.space.shadow is not None:
+            view.space.shadow.read(self, element, view, line)
+        return view.flat.take(element) if type(element) is np.ndarray else view.flat[element]
+
+    def store(self, view: View, index: tuple, value, line: str) -> None:
+        """view[index] = value; where several threads write one element, one of them wins."""
+        element, wrong = view.locate(index)
+        if wrong is not None:
+            self._only_inside(view, index, wrong, line, "writes", "store", None, value)
+            return
+        self._count(view, element, "store", line)
+        if view.space.shadow is not None:
+            view.space.shadow.write(self, element, view, line, value)
+        if type(element) is not np.ndarray and type(value) is np.ndarray:
+            value = value[-1]
+        view.flat[element] = value
+
+    def atomic(self, name: str, view: View, index: tuple, value, line: str, expected=None, wanted: bool = True):
+        """One atomic operation for each thread, one after the other. Returns the old values (if wanted)."""
+        element, wrong = view.locate(index)
+        if wrong is not None:
+            dtype = view.flat.dtype
+            return self._only_inside(view, index, wrong, line, "changes", "atomic", dtype, value, name, expected)
+        self.machine.count("atomics", line, self.warps.count)
+        if view.space.shadow is not None:
+            view.space.shadow.write(self, element, view, line, atomic=True)
+        element, value = per_thread(element, self.n), per_thread(value, self.n)
+        if not wanted and name in _ATOMICS:
+            _ATOMICS[name].at(view.flat, element, value)
+            return None
+        # Threads that meet at an element take turns: in turn k, the k-th of each element.
+        order = np.argsort(element, kind="stable")
+        starts = np.flatnonzero(np.diff(element[order], prefix=-1))
+        turn = np.empty(self.n, np.int64)
+        turn[order] = np.arange(self.n) - np.repeat(starts, np.diff(np.append(starts, self.n)))
+        old = np.empty(self.n, view.flat.dtype)
+        by_turn = np.argsort(turn, kind="stable")
+        expected = None if expected is None else per_thread(expected, self.n)
+        for now in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
+            place = element[now]
+            old[now] = view.flat[place]
+            if name in _ATOMICS:
+                view.flat[place] = _ATOMICS[name](old[now], value[now])
+            else:
+                view.flat[place] = _STEPWISE[name](old[now], value[now], None if expected is None else expected[now])
+        return old
+
+    def shared_array(self, offset: int, shape: tuple, dtype: np.dtype, name: str) -> View:
+        """The block's own array, `offset` bytes into its shared memory. A first size of 0: as long as the launch says."""
+        m = self.machine
+        if shape[0] == 0:
+            shape = ((m.shared_limit - offset) // dtype.itemsize,)
+        first = offset // dtype.itemsize
+        if m.blocks > 1:
+            first = first + m.block_of.take(self.lanes) * (m.shared_bytes // dtype.itemsize)
+        return self._array(m.shared, first, shape, dtype, name)
+
+    def local_array(self, number: int, shape: tuple, dtype: np.dtype, name: str) -> View:
+        """The thread's own array; `number` says which of the kernel's."""
+        m, size = self.machine, int(np.prod(shape))
+        if number not in m.local:
+            data = np.full(m.threads * size * dtype.itemsize, POISON, np.uint8)
+            m.local[number] = Space("local", data)
+        return self._array(m.local[number], self.lanes * size, shape, dtype, name)
+
+    @staticmethod
+    def _array(space, offset, shape, dtype, name) -> View:
+        shape = tuple(np.int64(n) for n in shape)
+        strides = tuple(np.int64(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
+        return View(space, space.flat(dtype), np.int64(offset) if np.ndim(offset) == 0 else offset, shape, strides, name)
+
+    def _count(self, view: View, element, doing: str, line: str) -> None:
+        kind, count, warps = view.space.kind, self.machine.count, self.warps
+        if kind == "global":
+            count(f"global_{doing}_requests", line, warps.count)
+            count(f"global_{doing}_sectors", line, warps.sectors(element, view.flat.itemsize, view.space.address))
+        elif kind == "shared":
+            waves, conflicts = warps.wavefronts(element, view.flat.itemsize)
+            count(f"shared_{doing}_requests", line, warps.count)
+            count(f"shared_{doing}_wavefronts", line, waves)
+            count(f"shared_{doing}_bank_conflicts", line, conflicts)
+
+    def _only_inside(self, view, index, wrong, line, doing, what, dtype, value=None, name=None, expected=None):
+        """Report the threads that are out of bounds, and do the access for the others; those read poison."""
+        wrong = per_thread(wrong, self.n)
+        self._out_of_bounds(view, index, np.flatnonzero(wrong), line, doing)
+        inside = np.flatnonzero(~wrong)
+        result = None
+        if dtype is not None:
+            result = np.full(self.n * dtype.itemsize, POISON, np.uint8).view(dtype)
+        if len(inside):
+            some = self.part(inside, ())
+            part = [take(x, inside) for x in (view, index, value, expected)]
+            if what == "load":
+                result[inside] = some.load(part[0], part[1], line)
+            elif what == "store":
+                some.store(part[0], part[1], part[2], line)
+            else:
+                result[inside] = some.atomic(name, part[0], part[1], part[2], line, part[3])
+        return result
+
+    def _out_of_bounds(self, view: View, index: tuple, wrong: np.ndarray, line: str, doing: str) -> None:
+        first = wrong[:1]
+        at = tuple(int(per_thread(i, self.n)[first[0]]) for i in index)
+        shape = tuple(int(per_thread(n, self.n)[first[0]]) for n in view.shape)
+        threads = [self.machine.who(int(t)) for t in self.global_threads[wrong[:4]]]
+        what = f"{threads[0]} {doing} {view.name}[{', '.join(map(str, at))}] ({line}), but {view.name} has shape {shape}"
+        if any(i < 0 for i in at):
+            kind, advice = "negative_index", "Numba counts a negative index from the end: another element, silently."
+        else:
+            kind, advice = "out_of_bounds", "A card reads or destroys what lies there."
+        advice += " Guard it, as in `if i < x.size:`."
+        self.machine.report.add(kind, f"{what}. {advice}", line, threads, view.name, at, len(wrong))

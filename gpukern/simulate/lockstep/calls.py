@@ -1,0 +1,188 @@
+"""The CUDA functions of a kernel: what source each call becomes."""
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from gpukern.simulate.lockstep.operations import dtype_of
+
+
+def _grid(low, value, signature, _):
+    """cuda.grid(n): the thread's place in the whole grid."""
+    axes = "xyz"[: low.scope.type(value.args[0].name).literal_value]
+    parts = [f'g.special("t{a}") + g.special("b{a}").astype(int64) * g.special("bd{a}")' for a in axes]
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _gridsize(low, value, signature, _):
+    axes = "xyz"[: low.scope.type(value.args[0].name).literal_value]
+    parts = [f'g.special("gd{a}").astype(int64) * g.special("bd{a}")' for a in axes]
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _range(low, value, signature, _):
+    """range(start, stop, step) as (next value, how many are left, step)."""
+    number = signature.args[0]
+    one = low.code.constant(dtype_of(number).type(1))
+    zero = low.code.constant(dtype_of(number).type(0))
+    args = [low.operand(v, number) for v in value.args]
+    start, stop, step = [zero, args[0], one] if len(args) == 1 else (args + [one])[:3]
+    return f"({start}, -(({start} - {stop}) // {step}), {step})"
+
+
+def _len(low, value, signature, _):
+    over = low.scope.type(value.args[0].name)
+    if isinstance(over, types.Array):
+        return f"{low.read(value.args[0])}.shape[0]"
+    return low.code.constant(np.int64(len(over)))
+
+
+def _slice(low, value, signature, _):
+    parts = []
+    for v in value.args:
+        none = isinstance(low.scope.type(v.name), types.NoneType)
+        parts.append("None" if none else low.operand(v, types.intp))
+    if len(parts) == 1:
+        parts = ["None", parts[0]]
+    return f"({', '.join((parts + ['None'])[:3])})"
+
+
+def _shape_and_dtype(low, value, signature) -> tuple:
+    """The shape of a shared or local array, and its element type."""
+    given = dict(value.kws)
+    shape = low.scope.type((value.args[0] if value.args else given["shape"]).name)
+    shape = [shape] if not isinstance(shape, types.BaseTuple) else list(shape)
+    sizes = tuple(int(n.literal_value) for n in shape)
+    return sizes, dtype_of(signature.return_type.dtype)
+
+
+def _shared_array(low, value, signature, target):
+    """Static arrays lie one after the other; arrays of size 0 all begin where the static ones end."""
+    shape, dtype = _shape_and_dtype(low, value, signature)
+    code = low.code
+    code.shared_granule = min(code.shared_granule, dtype.itemsize)
+    if shape == (0,):
+        code.shared_dynamic = True
+        offset = "g.machine.code.dynamic"
+    else:
+        offset = -(-code.shared_static // 16) * 16
+        code.shared_static = offset + int(np.prod(shape)) * dtype.itemsize
+    return f'g.shared_array({offset}, {shape}, {code.constant(dtype)}, "{_plain(target)}")'
+
+
+def _local_array(low, value, signature, target):
+    shape, dtype = _shape_and_dtype(low, value, signature)
+    low.code.local_arrays += 1
+    return f'g.local_array({low.code.local_arrays}, {shape}, {low.code.constant(dtype)}, "{_plain(target)}")'
+
+
+def _plain(target) -> str:
+    return target.name.partition(".")[0]
+
+
+def _atomic(name: str):
+    def call(low, value, signature, target):
+        array, *rest = value.args
+        if name == "compare_and_swap":  # of element 0
+            index, arguments = "(0,)", rest
+        else:
+            index, arguments = _atomic_index(low, rest[0]), rest[1:]
+        dtype = signature.args[0].dtype
+        operands = [low.operand(v, dtype) for v in arguments]
+        expected = f", expected={operands[0]}" if name in ("cas", "compare_and_swap") else ""
+        wanted = "" if _is_read(low, target) else ", wanted=False"
+        kind = "cas" if expected else name
+        return f'g.atomic("{kind}", {low.read(array)}, {index}, {operands[-1]}, "{low.line}"{expected}{wanted})'
+
+    return call
+
+
+def _atomic_index(low, variable) -> str:
+    given = low.scope.type(variable.name)
+    if isinstance(given, types.BaseTuple):
+        parts = [low.cast(f"{low.read(variable)}[{n}]", t, types.intp) for n, t in enumerate(given)]
+    else:
+        parts = [low.operand(variable, types.intp)]
+    return f"({', '.join(parts)},)"
+
+
+def _is_read(low, target) -> bool:
+    """Does anything read the variable to which the result goes?"""
+    name = target.name
+    for block in low.scope.typed.ir.blocks.values():
+        for statement in block.body:
+            reads = statement.list_vars() if statement.is_terminator else [
+                v for v in statement.list_vars() if v is not getattr(statement, "target", None)
+            ]
+            if any(v.name == name for v in reads):
+                return True
+    return False
+
+
+def _shuffle(kind: str):
+    def call(low, value, signature, _):
+        mask, given, by = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        return f'g.shuffle("{kind}", {mask}, {given}, {by}, "{low.line}")'
+
+    return call
+
+
+def _vote(kind: str):
+    def call(low, value, signature, _):
+        mask, predicate = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        source = f'g.vote("{kind}", {mask}, {predicate}, "{low.line}")'
+        return f"{source}.astype({low.dtype(signature.return_type)})" if kind == "ballot" else source
+
+    return call
+
+
+def _match(kind: str):
+    def call(low, value, signature, _):
+        mask, given = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        return f'g.match("{kind}", {mask}, {given}, "{low.line}")'
+
+    return call
+
+
+def _sync_warp(low, value, signature, _):
+    mask = low.read(value.args[0]) if value.args else "0xFFFFFFFF"
+    low.lines.append(f'g.sync_warp({mask}, "{low.line}")')
+    return None
+
+
+def _nothing(low, value, signature, _):
+    """A fence, a nap: the simulated memory is always up to date."""
+    return None
+
+
+SPECIAL = {
+    range: _range,
+    len: _len,
+    slice: _slice,
+    cuda.grid: _grid,
+    cuda.gridsize: _gridsize,
+    cuda.shared.array: _shared_array,
+    cuda.local.array: _local_array,
+    cuda.const.array_like: lambda low, value, signature, _: low.read(value.args[0]),
+    cuda.syncwarp: _sync_warp,
+    cuda.threadfence: _nothing,
+    cuda.threadfence_block: _nothing,
+    cuda.threadfence_system: _nothing,
+    cuda.nanosleep: _nothing,
+    cuda.activemask: lambda low, value, signature, _: "g.active_mask()",
+    cuda.lanemask_lt: lambda low, value, signature, _: '((1 << g.special("lane").astype(int64)) - 1).astype(uint32)',
+    cuda.shfl_sync: _shuffle("idx"),
+    cuda.shfl_up_sync: _shuffle("up"),
+    cuda.shfl_down_sync: _shuffle("down"),
+    cuda.shfl_xor_sync: _shuffle("xor"),
+    cuda.all_sync: _vote("all"),
+    cuda.any_sync: _vote("any"),
+    cuda.eq_sync: _vote("eq"),
+    cuda.ballot_sync: _vote("ballot"),
+    cuda.match_any_sync: _match("any"),
+    cuda.match_all_sync: _match("all"),
+}
+SPECIAL |= {
+    getattr(cuda.atomic, name): _atomic(name)
+    for name in "add sub max min nanmax nanmin and_ or_ xor inc dec exch cas compare_and_swap".split()
+}

@@ -1,0 +1,63 @@
+"""What a warp's access costs: 32-byte sectors of global memory, wavefronts of shared memory.
+
+The names and the rules are those of Nsight Compute: one *request* for each warp that executes the access, whatever
+number of its threads takes part.
+"""
+
+import numpy as np
+
+SECTOR = 32  # bytes
+BANKS = 32  # of 4 bytes each
+
+
+class Warps:
+    """How a group of threads falls into warps: its threads are in order, so those of a warp stand together."""
+
+    def __init__(self, warp: np.ndarray, lane: np.ndarray):
+        """warp, lane: for each thread of the group the number of its warp, and its place there."""
+        self.lane = lane
+        changes = np.flatnonzero(warp[1:] != warp[:-1]) + 1
+        self.starts = np.concatenate(([0], changes))  # the place where each warp begins
+        self.count = len(self.starts)
+        self.sizes = np.diff(np.append(self.starts, len(warp)))
+        self.of = np.repeat(np.arange(self.count), self.sizes)  # for each thread, which of the group's warps
+
+    def sectors(self, element, itemsize: int, address: int) -> int:
+        """Distinct sectors, warp by warp, that the threads access. address: of element 0."""
+        if type(element) is not np.ndarray:
+            return self.count
+        sector = (element * itemsize + address) >> 5
+        step = sector[1:] - sector[:-1]
+        step[self.starts[1:] - 1] = 1  # a new warp is a new sector
+        if step.min(initial=0) >= 0:  # neighbours ask for the same or for later sectors, as they mostly do
+            return int(np.count_nonzero(step)) + 1
+        order = np.lexsort((sector, self.of))
+        sector, warp = sector[order], self.of[order]
+        return int(np.count_nonzero((sector[1:] != sector[:-1]) | (warp[1:] != warp[:-1]))) + 1
+
+    def wavefronts(self, element, itemsize: int) -> tuple:
+        """Wavefronts and bank conflicts of an access to shared memory. element: the number of each thread's element.
+
+        In one wavefront every bank delivers one word, to all threads that want it. Threads that want another word of
+        a bank go again: a conflict. With elements of 8 bytes, half a warp goes at a time, over pairs of banks.
+        """
+        if type(element) is not np.ndarray:
+            return self.count, 0
+        if itemsize > 4:
+            word, banks = element * (itemsize // 8 or 1), BANKS // 2
+            team = self.of * 2 + (self.lane >= 16)
+        else:
+            word, banks, team = element if itemsize == 4 else element * itemsize >> 2, BANKS, self.of
+        slot = team * banks + (word & (banks - 1))
+        delivers = np.empty((team[-1] + 1) * banks, np.int64)
+        waves, first = 0, None
+        while True:
+            delivers[slot] = word  # the last thread to ask decides which word the bank delivers
+            served = delivers.take(slot) == word
+            asking = self.count if waves == 0 and team is self.of else len(np.unique(team))
+            first = asking if first is None else first
+            waves += asking
+            if served.all():
+                return waves, waves - first
+            again = np.flatnonzero(~served)
+            slot, word, team = slot[again], word[again], team[again]

@@ -1,0 +1,216 @@
+"""From Numba's typed functions to one flat program of basic blocks, numbered so that threads find together again.
+
+Device functions are laid into the kernel where they are called, so a thread's whole state is one number, its program
+counter: which block it runs next. A block ends where control can change: in a jump, a branch, a barrier or the exit.
+
+The numbers are the heart of reconvergence. A block is numbered before the blocks that follow it, and a loop is numbered as
+one piece before whatever comes after the loop. The machine always runs the threads with the least number, so those that
+left a loop early, or took the short side of an `if`, wait at the first block that all of them must pass (the immediate
+post-dominator, where a card's reconvergence stack would hold them, too) until the others arrive.
+"""
+
+from dataclasses import dataclass, field
+
+from numba import cuda
+from numba.cuda import types
+from numba.cuda.core import ir
+
+from gpukern.simulate.lockstep.faults import Refused
+from gpukern.simulate.lockstep.frontend import Typed
+
+_BARRIERS = {
+    cuda.syncthreads: "sync",
+    cuda.syncthreads_count: "count",
+    cuda.syncthreads_and: "and",
+    cuda.syncthreads_or: "or",
+}
+
+
+@dataclass
+class Scope:
+    """One use of a typed function: the kernel itself, or a device function at one place where it is called."""
+
+    typed: Typed
+    prefix: str = ""
+    depth: int = 0
+
+    def type(self, name: str):
+        return self.typed.typemap[name]
+
+    def register(self, name: str) -> str:
+        """The variable's name in the flat program."""
+        return self.prefix + name
+
+    def line(self, loc) -> str:
+        return f"{loc.filename.rsplit('/', 1)[-1]}:{loc.line}"
+
+
+@dataclass
+class Move:
+    """A value handed over between scopes: an argument into a device function, or its result out of it."""
+
+    to: Scope
+    target: str
+    source_scope: Scope
+    source: ir.Var
+    passed_as: object  # the type at the border, to which the source is cast
+    loc: ir.Loc
+
+
+@dataclass
+class Block:
+    """Straight-line code. `end` is ("jump", next), ("branch", condition, yes, no), ("barrier", ...) or ("exit",)."""
+
+    scope: Scope
+    statements: list = field(default_factory=list)
+    end: tuple = ()
+    loc: ir.Loc = None
+
+    @property
+    def successors(self) -> tuple:
+        kind = self.end[0]
+        return {"jump": self.end[1:2], "branch": self.end[2:4], "barrier": self.end[1:2], "exit": ()}[kind]
+
+
+def flatten(kernel: Typed) -> list[Block]:
+    """The blocks of `kernel`, device functions laid in, in the order of their numbers; successors are numbers."""
+    blocks = {}
+    entry = _lay_in(Scope(kernel), blocks, leave=None)
+    order = number(entry, {key: block.successors for key, block in blocks.items()})
+    pc = {key: n for n, key in enumerate(order)}
+    for block in blocks.values():
+        # Every key in `end` that names a block becomes its number.
+        block.end = tuple(pc[part] if isinstance(part, tuple) and part in pc else part for part in block.end)
+    return [blocks[key] for key in order]
+
+
+def _lay_in(scope: Scope, blocks: dict, leave) -> tuple:
+    """Add the blocks of one scope; returns the key of its first. `leave(block, var, loc)` ends a block that returns."""
+    if scope.depth > 20:
+        raise Refused("a device function that calls itself", scope.line(scope.typed.ir.loc))
+    for label, source in scope.typed.ir.blocks.items():
+        key = (scope.prefix, label, 0)
+        block = blocks[key] = Block(scope, loc=source.loc)
+        for statement in source.body:
+            ends_here = _call_that_ends_a_block(scope, statement)
+            if ends_here is None:
+                _add(scope, block, statement, leave)
+                continue
+            rest = (scope.prefix, label, key[2] + 1)
+            if ends_here in _BARRIERS.values():
+                args = statement.value.args
+                predicate = args[0] if args else None
+                block.end = ("barrier", rest, ends_here, predicate, statement.target, statement.loc)
+            else:
+                block.end = ("jump", _call(scope, statement, ends_here, block, blocks, rest, len(blocks)))
+            key, block = rest, Block(scope, loc=statement.loc)
+            blocks[key] = block
+    return (scope.prefix, min(scope.typed.ir.blocks), 0)
+
+
+def _call_that_ends_a_block(scope: Scope, statement):
+    """The kind of barrier, or the Typed device function, that this statement calls; None for any other statement."""
+    value = getattr(statement, "value", None)
+    if not (isinstance(statement, ir.Assign) and isinstance(value, ir.Expr) and value.op == "call"):
+        return None
+    callee = scope.type(value.func.name)
+    if isinstance(callee, types.Dispatcher):
+        return callee.dispatcher.overloads[scope.typed.calltypes[value].args]
+    key = getattr(callee, "typing_key", None)
+    return _BARRIERS.get(key) if isinstance(key, type(cuda.syncthreads)) else None
+
+
+def _call(scope: Scope, statement, callee: Typed, block: Block, blocks: dict, rest, serial: int) -> tuple:
+    """Lay `callee` in for one call: arguments moved in, its result moved out, then on to `rest`."""
+    call = statement.value
+    name = callee.ir.func_id.func_name
+    inner = Scope(callee, f"{scope.prefix}{name}#{serial}.", scope.depth + 1)
+    if call.vararg is not None:
+        raise Refused("a call with *arguments", scope.line(statement.loc))
+    by_name = dict(call.kws)
+    names = callee.ir.arg_names
+    passed = list(call.args) + [by_name[n] for n in names[len(call.args) :]]
+    for n, source, to in zip(names, passed, callee.signature.args, strict=True):
+        block.statements.append(Move(inner, "arg." + n, scope, source, to, statement.loc))
+
+    def leave(last: Block, value: ir.Var, loc) -> None:
+        last.statements.append(Move(scope, statement.target.name, inner, value, callee.signature.return_type, loc))
+        last.end = ("jump", rest)
+
+    return _lay_in(inner, blocks, leave)
+
+
+def _add(scope: Scope, block: Block, statement, leave) -> None:
+    if isinstance(statement, ir.Jump):
+        block.end = ("jump", (scope.prefix, statement.target, 0))
+    elif isinstance(statement, ir.Branch):
+        yes, no = ((scope.prefix, label, 0) for label in (statement.truebr, statement.falsebr))
+        block.end = ("branch", statement.cond, yes, no, statement.loc)
+    elif isinstance(statement, ir.Return):
+        if leave is None:
+            block.end = ("exit",)
+        else:
+            leave(block, statement.value, statement.loc)
+    elif isinstance(statement, ir.Raise | ir.StaticRaise | ir.DynamicRaise):
+        block.end = ("exit",)  # compiled without debug=True, a raise ends the thread and tells nobody
+    else:
+        block.statements.append(statement)
+
+
+def number(entry, successors: dict) -> list:
+    """The blocks in an order where each comes before its followers, and a loop, as one piece, before what follows it.
+
+    (A weak topological order after Bourdoncle, 1993: strongly connected components in topological order; inside a
+    component its head first, then the rest in the same way without the edges back to the head.)
+    """
+
+    def arrange(starts, members: set) -> list:
+        order = []
+        for component in _components(starts, members, successors):
+            head = component[0]
+            order.append(head)
+            if len(component) > 1:
+                rest = set(component) - {head}
+                order += arrange([s for s in successors[head] if s in rest], rest)
+        return order
+
+    return arrange([entry], set(successors))
+
+
+def _components(starts, members: set, successors: dict) -> list:
+    """Strongly connected components of `members` that `starts` reach, in topological order, heads first (Tarjan)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for after in successors[node]:
+            if after not in members:
+                continue
+            if after not in index:
+                visit(after)
+            if after in stack:
+                low[node] = min(low[node], low[after])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            found.append(stack[at:])
+            del stack[at:]
+
+    for node in starts:
+        if node not in index:
+            visit(node)
+    return found[::-1]
+
+
+def live_registers(blocks: list[Block], uses: list[set], defines: list[set]) -> list[set]:
+    """For each block the registers that it or a follower may still read: all that a group of threads has to carry."""
+    live = [set() for _ in blocks]
+    changed = True
+    while changed:
+        changed = False
+        for n in reversed(range(len(blocks))):
+            after = set().union(*(live[s] for s in blocks[n].successors))
+            now = uses[n] | (after - defines[n])
+            if now != live[n]:
+                live[n], changed = now, True
+    return live

@@ -1,0 +1,167 @@
+"""Data races: two threads at one place, one of them writing, and nothing that orders the two.
+
+Beside a space lies its shadow. For each place (granule) it remembers the last write: who, when, and on which line. `when` is
+a clock that ticks at every barrier, so "since the last barrier" is one comparison. Two accesses by different threads are
+
+    of one warp       ordered if the warp met in syncwarp (or at a barrier) in between,
+    of one block      ordered if the block met at a barrier in between,
+    of two blocks     ordered only if the whole grid met (cooperative grid.sync),
+
+and a race if they are not ordered, one of them writes, and not both are atomic. That a simulation runs them one after the
+other does not matter: on a card, either may come first.
+
+Reads are only noted. They are held against the writes when the next barrier comes, and only if there were any; reads of an
+interval that goes on (no barrier yet, but too many notes) are folded into a table like that of the writes.
+"""
+
+import numpy as np
+
+from gpukern.simulate.lockstep.memory import per_thread
+
+# An entry of a table, in 64 bits: clock (24) | line (8) | atomic (1) | several (2) | thread (28). Zero: never.
+_THREAD, _SEVERAL, _ATOMIC, _LINE, _CLOCK = 0, 28, 30, 31, 39
+_WHO = (1 << _SEVERAL) - 1
+SAME, WARP, BLOCK, GRID = range(4)  # what two threads have in common, at the least
+MOST_THREADS, MOST_CLOCK = 1 << _SEVERAL, 1 << 24
+_MOST_NOTES = 1 << 21
+
+
+class Shadow:
+    """Who last wrote, and who read, each granule of one space."""
+
+    def __init__(self, machine, space):
+        self.machine = machine
+        self.space = space
+        self.granules = -(-len(space.data) // space.granule)
+        self.writes = np.zeros(self.granules, np.int64)
+        self.reads = None
+        self.notes, self.noted = [], 0
+        self.dirty = False  # written since the first note?
+
+    def restart(self) -> None:
+        """Forget everything: other blocks use the memory now."""
+        self.writes[:] = 0
+        self.reads, self.notes, self.noted, self.dirty = None, [], 0, False
+
+    def read(self, group, element, view, line: str) -> None:
+        """Threads of `group` read `element` of `view.flat`. Reports reads of what was never written, and races."""
+        for place in self._places(element, view):
+            entry = self.writes.take(place)
+            if self.space.kind == "shared" and not entry.all():
+                self._never_written(group, entry, element, view, line)
+            self._check(group, entry, place, view, line, "reads", "wrote")
+            self.notes.append((group, place, view, line))
+            self.noted += group.n
+        if self.noted > _MOST_NOTES:
+            self.settle(keep=True)
+
+    def write(self, group, element, view, line: str, value=None, atomic: bool = False) -> None:
+        """Threads of `group` write `element`. Call it before the memory changes. value: what they write."""
+        for place in self._places(per_thread(element, group.n), view):
+            entry = self.writes.take(place)
+            self._check(group, entry, place, view, line, "writes", "wrote", value, element, atomic)
+            if self.reads is not None:
+                self._check(group, self.reads.take(place), place, view, line, "writes", "read", None, element)
+            mine = self.machine.stamp(group, line) | (int(atomic) << _ATOMIC)
+            self.writes[place] = mine
+            if group.n > 1 and not atomic:
+                entry = self.writes.take(place)
+                self._check(group, entry, place, view, line, "writes", "writes", value, element)
+            self.dirty |= bool(self.notes)
+
+    def settle(self, keep: bool) -> None:
+        """Hold the notes against the writes made since. keep: the interval goes on, so they must not be lost."""
+        for group, place, view, line in self.notes if self.dirty else ():
+            self._check(group, self.writes.take(place), place, view, line, "reads", "writes", later=True)
+        if keep:
+            for group, place, _, line in self.notes:
+                self._fold(group, per_thread(place, group.n), line)
+        self.notes, self.noted, self.dirty = [], 0, False
+
+    def _places(self, element, view):
+        """The granules of an element: one, or several if arrays of smaller elements share the memory."""
+        many = view.flat.itemsize // self.space.granule
+        if many == 1:
+            return (element,)
+        return tuple(element * many + n for n in range(many))
+
+    def _check(self, group, entry, place, view, line, doing, other, value=None, element=None, atomic=False, later=False):
+        """Report the threads of `group` that are not ordered with the accesses in `entry` at their places."""
+        floor = group.since_block << _CLOCK if self.space.kind == "shared" else 1
+        if not (entry >= floor).any():
+            return
+        me = group.global_threads
+        entry = per_thread(entry, group.n)
+        hit = np.flatnonzero((entry != 0) & ((entry & _WHO != me) | (entry >> _SEVERAL & 3 != 0)))
+        if not len(hit):
+            return
+        entry, me = entry[hit], me[hit]
+        common = np.maximum(self.machine.common(entry & _WHO, me), entry >> _SEVERAL & 3)
+        race = (common > SAME) & (entry >> _CLOCK >= group.since(common, hit))
+        if atomic:
+            race &= entry >> _ATOMIC & 1 == 0
+        hit, entry = hit[race], entry[race]
+        if not len(hit):
+            return
+        same = value is not None and self._same(group, value, element, view, hit)
+        self._report(group, hit, entry, per_thread(place, group.n)[hit], view, line, doing, other, same)
+
+    def _same(self, group, value, element, view, hit) -> bool:
+        """Do the racing writes all write what is there, or one and the same value?"""
+        value, element = per_thread(value, group.n)[hit], per_thread(element, group.n)[hit]
+        if (view.flat[element] == value).all():
+            return True
+        return len(hit) == group.n and (value == value[0]).all()
+
+    def _report(self, group, hit, entry, place, view, line, doing, other, same):
+        machine = self.machine
+        first, who = int(hit[0]), int(entry[0]) & _WHO
+        array, index = machine.name_of(self.space, int(place[0]) * self.space.granule, view, first)
+        there = machine.line_of(int(entry[0]) >> _LINE & 0xFF)
+        several = " and others" if int(entry[0]) >> _SEVERAL & 3 else ""
+        me = machine.who(int(group.global_threads[first]))
+        you = machine.who(who)
+        what = f"{me} {doing} {array}[{', '.join(map(str, index))}] ({line}), which {you}{several} {other} ({there})"
+        if same:
+            kind, advice = "same_value_race", "Both write the same value, so the result stands; let one thread write it."
+        else:
+            kind = "race"
+            if who // machine.block_size == int(group.global_threads[first]) // machine.block_size:
+                advice = "Nothing orders the two: put cuda.syncthreads() between them, or use cuda.atomic."
+            else:
+                advice = "Blocks run in any order: use cuda.atomic, give each block its own place, or launch twice."
+        machine.report.add(kind, f"{what}. {advice}", line, [me, you], array, index, len(hit))
+
+    def _never_written(self, group, entry, element, view, line) -> None:
+        entry = per_thread(entry, group.n)
+        first = int(np.flatnonzero(entry == 0)[0])
+        byte = int(per_thread(element, group.n)[first]) * view.flat.itemsize
+        array, index = self.machine.name_of(self.space, byte, view, first)
+        me = self.machine.who(int(group.global_threads[first]))
+        self.machine.report.add(
+            "uninitialised",
+            f"{me} reads {array}[{', '.join(map(str, index))}] ({line}), which no thread of its block has written. "
+            "Shared memory starts with anything in it: write it first, then cuda.syncthreads().",
+            line,
+            [me],
+            array,
+            index,
+            int((entry == 0).sum()),
+        )
+
+    def _fold(self, group, place, line) -> None:
+        """Enter reads into their table: the last reader of a place, and whether there are several, and how far apart."""
+        if self.reads is None:
+            self.reads = np.zeros(self.granules, np.int64)
+        me = group.global_threads
+        mine = np.broadcast_to(self.machine.stamp(group, line), group.n)
+        old = self.reads[place]
+        common = np.maximum(self.machine.common(old & _WHO, me), old >> _SEVERAL & 3)
+        valid = (old != 0) & (old >> _CLOCK >= group.since(common, np.arange(group.n)))
+        self.reads[place] = mine | np.where(valid, common, SAME) << _SEVERAL
+        for level in (WARP, BLOCK, GRID):  # threads of this one read at the same place
+            now = self.reads[place]
+            apart = np.maximum(self.machine.common(now & _WHO, me), now >> _SEVERAL & 3)
+            more = np.flatnonzero((apart == level) & (now >> _SEVERAL & 3 < level))
+            if len(more):
+                self.reads[place[more]] |= level << _SEVERAL
