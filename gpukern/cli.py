@@ -50,7 +50,9 @@ def lab(context: typer.Context) -> None:
 @app.command()
 def layer(
     config: Annotated[str, typer.Option(help="tiny, gpt2, c4096 or trained.")] = "tiny",
-    weights: Annotated[Path | None, typer.Option(help="A GPT-2 checkpoint in safetensors, instead of a config.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A GPT-2 checkpoint in safetensors, instead of a config.")
+    ] = None,
     index: Annotated[int, typer.Option(help="Which layer of the checkpoint or of the trained model.")] = 0,
     phase: Annotated[str, typer.Option(help="prefill or decode.")] = "prefill",
     tokens: Annotated[int | None, typer.Option(help="New tokens T; 16 in prefill, 1 in decode.")] = None,
