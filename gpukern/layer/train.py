@@ -60,6 +60,8 @@ def paragraphs(book: str) -> list[str]:
 
 def make_vocabulary(text: str, size: int) -> list[str]:
     """`size` pieces of text: the alphabet, then byte-pair merges of the most frequent neighbours inside a word."""
+    if size < len(ALPHABET):
+        raise SystemExit(f"--vocabulary {size}: the alphabet alone has {len(ALPHABET)} pieces; ask for more.")
     vocabulary = list(ALPHABET)
     words = Counter(re.findall(r" ?[A-Za-z]+|[^A-Za-z ]+", text)).most_common(8000)
     split = {word: list(word) for word, _ in words}
