@@ -13,10 +13,10 @@ lab: setup ## open the course in JupyterLab (LAB_ARGS="--no-browser --port=8899"
 	$(BIN)/gpukern lab $(LAB_ARGS)
 
 test: setup ## run all tests
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 --dist loadgroup
 
 quick: setup ## run the tests of every day: not the slow ones, not those in a browser
-	$(PYTEST) -n 2 -m "not slow and not browser"
+	$(PYTEST) -n 2 --dist loadgroup -m "not slow and not browser"
 
 test-gpu: setup ## run all tests on this machine's CUDA card, one after the other
 	GPUKERN_DEVICE=cuda $(PYTEST)

@@ -6,4 +6,7 @@ Import it before `numba.cuda` and `triton`: it decides once whether this machine
 
 from gpukern import device
 
-device.decide()
+if device.decide() == "counted":
+    from gpukern import simulate
+
+    simulate.install()

@@ -1,4 +1,4 @@
-"""The command line: gpukern doctor | lab. One small function a command; the work is done elsewhere."""
+"""The command line: gpukern doctor | lab | layer | record. One small function a command; the work is done elsewhere."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gpukern import device, doctor
+from gpukern import device, doctor, record, table
+from gpukern import layer as layers
 from gpukern.op import InputError
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
@@ -44,6 +45,38 @@ def lab(context: typer.Context) -> None:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     raise typer.Exit(subprocess.call([*command, *context.args, str(lessons[0])]))
+
+
+@app.command()
+def layer(
+    config: Annotated[str, typer.Option(help="tiny, gpt2, c4096 or trained.")] = "tiny",
+    weights: Annotated[
+        Path | None, typer.Option(help="A GPT-2 checkpoint in safetensors, instead of a config.")
+    ] = None,
+    index: Annotated[int, typer.Option(help="Which layer of the checkpoint or of the trained model.")] = 0,
+    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "prefill",
+    tokens: Annotated[int | None, typer.Option(help="New tokens T; 16 in prefill, 1 in decode.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens attended to, S; T in prefill, 128 in decode.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences B.")] = 1,
+    plan: Annotated[str, typer.Option(help="reference, numba, triton, flash or compile.")] = "triton",
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; default by config.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one transformer layer by a plan and print its eight-stage table. Exits with 1 if a result is wrong."""
+    step = table.step_named(phase, tokens, context, batch)
+    result = table.layer_table(table.layer_named(config, weights, index, dtype), layers.plan(plan), step)
+    print(json.dumps(result, indent=1)) if as_json else Console().print(table.as_rich(result))
+    raise typer.Exit(0 if table.right(result) else 1)
+
+
+@app.command("record")
+def record_command(
+    sweeps: Annotated[list[str] | None, typer.Argument(help="tiles, plans; both if none is named.")] = None,
+    only: Annotated[str, typer.Option(help='Only jobs with this in their name, e.g. "gpt2 decode".')] = "",
+) -> None:
+    """Measure the declared sweeps on this machine's card and keep the rows in gpukern/recorded/."""
+    for sweep in sweeps or record.SWEEPS:
+        record.record(sweep, print, only)
 
 
 def _print_report(report: doctor.Report) -> None:

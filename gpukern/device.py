@@ -218,7 +218,9 @@ def card(name: str | None = None) -> Card:
 def _present_card() -> Card:
     props = torch.cuda.get_device_properties(0)
     for known in CARDS.values():
-        if known.name in props.name and known.sms == props.multi_processor_count:
+        # One name may be sold with less memory, which then has another rate.
+        same_memory = abs(props.total_memory - known.memory) < 0.1 * known.memory
+        if known.name in props.name and known.sms == props.multi_processor_count and same_memory:
             return known
     # A card we have no data sheet for: the driver's limits, and its memory rate; peak rates stay unknown.
     clock, bus = getattr(props, "memory_clock_rate", 0), getattr(props, "memory_bus_width", 0)  # kHz, bits
@@ -254,6 +256,8 @@ def check_launch(grid: tuple, block: tuple | int, shared: int = 0, on: Card | No
             f"{on.threads_per_block}. Choose a smaller tile."
         )
     for what, size, limits in (("block", block, on.max_block), ("grid", grid, on.max_grid)):
+        if len(size) > 3:
+            raise LimitError(f"{what} has {len(size)} axes; there are x, y and z.")
         for axis, n, most in zip("xyz", size, limits, strict=False):
             if n < 1:
                 raise LimitError(f"{what}.{axis} is {n}; it must be at least 1.")
@@ -269,7 +273,7 @@ def check_launch(grid: tuple, block: tuple | int, shared: int = 0, on: Card | No
 def numba_array(tensor: torch.Tensor):
     """`tensor` as Numba-CUDA takes it, without a copy: shape, strides and dtype kept, bfloat16 included.
 
-    A device array when measured, a NumPy array over the same memory when counted.
+    A device array over the tensor's memory; when counted, the simulator's stand-in for one.
     """
     half = tensor.dtype == torch.bfloat16  # NumPy has no bfloat16: pass the bits, name the type of ml_dtypes
     bits = tensor.detach().view(torch.int16) if half else tensor.detach()
@@ -283,6 +287,11 @@ def numba_array(tensor: torch.Tensor):
         import ml_dtypes
 
         array = array.view(ml_dtypes.bfloat16)
+    if simulated():
+        # A bare NumPy array would be copied to the "device" and back, and refused unless it is contiguous.
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+        array = FakeCUDAArray(array)
     return array
 
 

@@ -10,7 +10,7 @@ from gpukern import device
 class Resources:
     """Registers a thread, shared memory a block in bytes, and spilled registers, of one compiled Triton kernel.
 
-    All None until a kernel was compiled (or loaded from Triton's cache) while it was watched.
+    All None until a kernel was launched on a card while it was watched.
     """
 
     registers: int | None = None
@@ -20,30 +20,22 @@ class Resources:
 
 @contextmanager
 def watch_triton():
-    """Collect the Resources of the last Triton kernel that is compiled and launched inside the `with`.
-
-    A kernel that this process has launched before in the same form is not compiled again and so is not seen.
-    """
+    """Collect the Resources of the last Triton kernel that is launched inside the `with`."""
     found = Resources()
     if device.simulated():
         yield found
         return
-    from triton import knobs
+    from triton.runtime.jit import JITFunction
 
-    compiled = []
+    launch = JITFunction.run
 
-    def remember(*, key, fn, **_):
-        compiled.append((fn.jit_function, key))
+    def run(self, *args, **kwargs):
+        kernel = launch(self, *args, **kwargs)
+        found.registers, found.spills, found.shared = kernel.n_regs, kernel.n_spills, kernel.metadata.shared
+        return kernel
 
-    before = knobs.runtime.jit_post_compile_hook
-    knobs.runtime.jit_post_compile_hook = remember
+    JITFunction.run = run
     try:
         yield found
     finally:
-        knobs.runtime.jit_post_compile_hook = before
-    for function, key in compiled:
-        for cache, *_ in function.device_caches.values():
-            kernel = cache.get(key)
-            if kernel is not None and getattr(kernel, "n_regs", None) is not None:
-                found.registers, found.spills = kernel.n_regs, kernel.n_spills
-                found.shared = kernel.metadata.shared
+        JITFunction.run = launch

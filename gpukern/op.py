@@ -26,7 +26,7 @@ class Version:
     language  "numba", "triton" or "torch"
     launcher  "module:function"; imported at the first call, so that a machine without Triton has the Numba half
     tile      keyword arguments of the launcher that a learner may change, with their defaults
-    shared    "module:function" of (tile, dtype) -> bytes of shared memory a block, where the tile decides them
+    shared    "module:function" of (**tile, dtype, on) -> bytes of shared memory a block on a card, where the tile decides
     """
 
     language: str
@@ -39,9 +39,12 @@ class Version:
         """The launcher itself. Raises ImportError with the remedy if its language is not installed."""
         return self._load(self.launcher)
 
-    def shared_bytes(self, tile: Mapping[str, int], dtype: torch.dtype) -> int | None:
-        """Bytes of shared memory that a block of this version takes with `tile`, or None if it is not the tile's to say."""
-        return self._load(self.shared)({**self.tile, **tile}, dtype) if self.shared else None
+    def shared_bytes(self, tile: Mapping[str, int], **more) -> int | None:
+        """Bytes of shared memory that a block takes with `tile`, or None if it is not the tile's to say.
+
+        more  dtype, `on` (a Card; default: this machine's), and for attention the head size D
+        """
+        return self._load(self.shared)(**{**self.tile, **tile}, **more) if self.shared else None
 
     @staticmethod
     def _load(name: str) -> Callable:

@@ -5,6 +5,7 @@ worker processes compile every kernel into Triton's cache, because the compiler 
 then one process measures alone.
 """
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import torch
 
 from gpukern import device, measure
 from gpukern.layer import MATRIX_STAGES, PLANS, Layer, Part, Step, text
-from gpukern.measure.layers import REFUSALS
+from gpukern.op import InputError
 
 ATTENTION = ("scores", "softmax", "values")
 
@@ -45,7 +46,7 @@ def _grid(**sizes: tuple[int, ...]) -> list[dict[str, int]]:
 
 # A tile of 16 rows is for decode, where the product has one row; larger ones are for prefill.
 _PREFILL_TILES = _grid(BM=(32, 64, 128, 256), BN=(32, 64, 128, 256), BK=(32, 64, 128), warps=(4, 8), stages=(2, 3, 4))
-_DECODE_TILES = _grid(BM=(16,), BN=(16, 32, 64, 128), BK=(32, 64, 128, 256), warps=(2, 4, 8), stages=(2, 4, 6))
+_DECODE_TILES = _grid(BM=(16,), BN=(16, 32, 64, 128), BK=(64, 128, 256), warps=(4, 8), stages=(2, 4))
 _ATTENTION_TILES = _grid(BM=(32, 64, 128), BN=(32, 64, 128), warps=(4, 8), stages=(1, 2, 3, 4))
 _NUMBA_TILES = _grid(BM=(8, 16, 32), BN=(8, 16, 32), BK=(8, 16, 32))
 
@@ -77,7 +78,7 @@ def plan_jobs() -> Iterator[Job]:
         for step in steps:
             yield Job(config, torch.bfloat16, step, plans=everything)
     for config, dtype in itertools.product(("tiny", "trained"), (torch.float32, torch.bfloat16)):
-        for step in [Step(1, T, T) for T in (16, 64, 128, 256)] + [Step(1, 1, S) for S in (16, 64, 128, 256)]:
+        for step in (Step(1, 16, 16), Step(1, 128, 128), Step(1, 1, 16), Step(1, 1, 128)):
             yield Job(config, dtype, step, plans=everything)
 
 
@@ -94,9 +95,11 @@ def record(sweep: str, say: Callable[[str], None], only: str = "") -> list[measu
     """
     if device.simulated():
         raise device.DeviceError("recording needs a CUDA card: a time is never invented. This machine has none.")
+    if sweep not in SWEEPS:
+        raise InputError(f"unknown sweep {sweep!r}; known are {', '.join(SWEEPS)}.")
     jobs = [job for job in SWEEPS[sweep]() if only in str(job)]
     if not jobs:
-        raise measure.NotRecorded(f"a job of sweep {sweep!r} with {only!r} in its name", None, "")
+        raise InputError(f"no job of sweep {sweep!r} has {only!r} in its name; one is {next(SWEEPS[sweep]())!s}.")
     say(f"{len(jobs)} jobs; compiling in {_workers()} processes")
     _compile(sweep, only)
     folder = measure.RECORDED / re.sub(r"[^a-z0-9]+", "-", device.card().name.lower())
@@ -151,7 +154,5 @@ def _compile_share(sweep: str, only: str, mine: int, workers: int) -> None:
             if work % workers != mine:
                 continue
             bench = bench or measure.LayerBench(job.layer(), job.step)
-            try:
+            with contextlib.suppress(Exception):  # the measuring process will meet it again and write it down
                 bench.run_once(pieces)
-            except REFUSALS:
-                pass  # the measuring process will meet it again and write it down

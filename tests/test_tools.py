@@ -39,14 +39,16 @@ def course(tmp_path):
     return tmp_path
 
 
-def write(path: Path, *sources: str, **metadata) -> None:
+def write(path: Path, *sources: str) -> None:
     """A notebook as Jupyter leaves it after a run: outputs, counts, metadata of the front end."""
     cells = [nbformat.v4.new_markdown_cell("# A lesson"), *map(nbformat.v4.new_code_cell, sources)]
     for count, cell in enumerate(cells[1:], start=1):
         cell.execution_count = count
         cell.outputs = [nbformat.v4.new_output("stream", text="3\n")]
         cell.metadata = {"collapsed": False, "tags": ["check"]}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"widgets": {}, "language_info": {"name": "python", "version": "3.11.7"}})
+    notebook = nbformat.v4.new_notebook(
+        cells=cells, metadata={"widgets": {}, "language_info": {"name": "python", "version": "3.11.7"}}
+    )
     path.write_text(nbformat.v4.writes(notebook))
 
 

@@ -60,6 +60,8 @@ def paragraphs(book: str) -> list[str]:
 
 def make_vocabulary(text: str, size: int) -> list[str]:
     """`size` pieces of text: the alphabet, then byte-pair merges of the most frequent neighbours inside a word."""
+    if size < len(ALPHABET):
+        raise SystemExit(f"--vocabulary {size}: the alphabet alone has {len(ALPHABET)} pieces; ask for more.")
     vocabulary = list(ALPHABET)
     words = Counter(re.findall(r" ?[A-Za-z]+|[^A-Za-z ]+", text)).most_common(8000)
     split = {word: list(word) for word, _ in words}
@@ -235,7 +237,7 @@ def main() -> None:
     parser.add_argument("--licence", help="terms of the text, where it is not one that this script knows")
     parser.add_argument("--out", type=Path, required=True, help="the .safetensors file to write")
     sizes = {"vocabulary": 1024, "C": 128, "H": 4, "F": 512, "layers": 4, "context": 256}
-    for name, default in (sizes | {"batch": 128, "steps": 4000, "evaluate-every": 200, "seed": 0}).items():
+    for name, default in (sizes | {"batch": 128, "steps": 2500, "evaluate-every": 200, "seed": 0}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in {"lr": 2e-3, "weight-decay": 0.1, "dropout": 0.1}.items():
         parser.add_argument(f"--{name}", type=float, default=default)
@@ -267,7 +269,7 @@ def main() -> None:
     bits = loss * len(held_out) / len(held_out_text) / math.log(2)
     print(f"{args.out}: {loss:.4f} nats a token, {bits:.3f} bits a character on the held-out text")
     for prompt in PROMPTS:
-        sample, lead = greedy(model, encode(prompt, vocabulary), args.context // 2)
+        sample, lead = greedy(model, encode(prompt, vocabulary)[: args.context // 2], args.context // 2)
         print(f"--- smallest lead {lead:.4f}\n{''.join(vocabulary[t] for t in sample)}")
 
 

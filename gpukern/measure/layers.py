@@ -80,8 +80,8 @@ class LayerBench:
             timing = time([functools.partial(_run, [part], *copy) for copy in copies], budget_ms=20)
             if not (again := self._check([part], copies[0])).ok:
                 return replace(row, status=f"{again}, after it was timed")
-        except REFUSALS as refusal:
-            return replace(row, status=_refused(refusal))
+        except Exception as failure:
+            return replace(row, status=_why_not(failure))
         finally:
             self._restore(part)
         return self._timed(row, timing)
@@ -97,8 +97,8 @@ class LayerBench:
             if not verdict.ok:
                 return replace(row, status=str(verdict))
             return self._timed(row, time([functools.partial(_run, plan.parts, *copy) for copy in copies], budget_ms=40))
-        except REFUSALS as refusal:
-            return replace(row, status=_refused(refusal))
+        except Exception as failure:
+            return replace(row, status=_why_not(failure))
         finally:
             self._restore(plan.parts[0])
 
@@ -189,14 +189,17 @@ def _run(parts, layer, state: dict) -> dict:
     return state
 
 
-# What a launch may be refused with: our own errors, and the compilers' ("out of resource", unsupported shapes).
-REFUSALS = (InputError, device.LimitError, device.DeviceError, RuntimeError, AssertionError, TypeError)
+def _why_not(failure: Exception) -> str:
+    """What stands in a row instead of a time: a refusal (a limit, an argument), or any other failure of the kernel.
 
-
-def _refused(refusal: Exception) -> str:
-    if isinstance(refusal, torch.cuda.OutOfMemoryError | torch.AcceleratorError):
-        raise refusal  # not the kernel's fault, or a context that cannot be used any more
-    return f"refused: {type(refusal).__name__}: {' '.join(str(refusal).split())[:160]}"
+    A card whose context is lost, or whose memory is full, is not the kernel's to explain: that is raised again.
+    """
+    if isinstance(failure, torch.cuda.OutOfMemoryError | torch.AcceleratorError):
+        raise failure
+    kind = type(failure).__name__
+    refusal = isinstance(failure, InputError | device.LimitError | device.DeviceError) or kind == "OutOfResources"
+    message = " ".join(str(failure).split())[:160]
+    return f"refused: {message}" if refusal else f"failed: {kind}: {message}"
 
 
 @functools.cache

@@ -27,8 +27,10 @@ class Limit:
         return f"{self.name}: {about}{self.used:,} of {self.limit:,} {self.unit}"
 
 
-def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = None) -> list[Limit]:
+def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = None, **sizes) -> list[Limit]:
     """What `version` (an op.Version) with `tile` takes of `card` (default: this machine's): one Limit each.
+
+    sizes  what else the version's formula for shared memory wants: D, the head size, for attention
 
     Shared memory is the version's own formula. Registers are a lower estimate for kernels that keep a BM x BN
     accumulator in float32: the compiler needs more, for addresses and operands, and spills what does not fit.
@@ -40,7 +42,7 @@ def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = Non
     else:
         threads = card.warp * tile.get("warps", 4)
     limits.append(Limit("threads a block", threads, card.threads_per_block, "threads"))
-    if (shared := version.shared_bytes(tile, dtype)) is not None:
+    if (shared := version.shared_bytes(tile, dtype=dtype, on=card, **sizes)) is not None:
         limits.append(Limit("shared memory a block", shared, card.shared_per_block, "bytes"))
     if version.language == "triton" and "BM" in tile and "BN" in tile:
         registers = tile["BM"] * tile["BN"] // threads

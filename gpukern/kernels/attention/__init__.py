@@ -80,6 +80,7 @@ attention = Op(
             "triton",
             "gpukern.kernels.attention.triton_ladder:attention_flash",
             {"BM": 64, "BN": 64, "warps": 4, "stages": 2},
+            shared="gpukern.kernels.attention.triton_ladder:shared_bytes",
         ),
     },
 )

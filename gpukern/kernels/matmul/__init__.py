@@ -87,6 +87,7 @@ matmul = Op(
             "triton",
             "gpukern.kernels.matmul.triton_ladder:matmul",
             {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
     },
 )

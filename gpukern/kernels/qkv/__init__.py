@@ -110,6 +110,7 @@ qkv = Op(
             "triton",
             "gpukern.kernels.qkv.triton_ladder:qkv",
             {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
     },
 )

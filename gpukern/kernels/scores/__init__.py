@@ -55,6 +55,7 @@ scores = Op(
             "triton",
             "gpukern.kernels.scores.triton_ladder:scores",
             {"BM": 64, "BN": 64, "BK": 32, "warps": 4, "stages": 2},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
     },
 )

@@ -54,6 +54,7 @@ values = Op(
             "triton",
             "gpukern.kernels.values.triton_ladder:values",
             {"BM": 64, "BN": 64, "BK": 32, "warps": 4, "stages": 3},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
     },
 )

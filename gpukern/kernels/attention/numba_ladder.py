@@ -1,0 +1,26 @@
+"""attention in Numba-CUDA: three kernels in a row, the scores and the weights going through memory."""
+
+import torch
+
+from gpukern.kernels.scores.numba_ladder import scores
+from gpukern.kernels.softmax.numba_ladder import softmax
+from gpukern.kernels.values.numba_ladder import values
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = True,
+    BM: int = 8,
+    BN: int = 32,
+    BK: int = 64,
+    threads: int = 128,
+) -> torch.Tensor:
+    """q: `[B, H, T, D]`, k and v: `[B, H, S, D]`, any strides. Returns `[B, T, H D]`, the heads merged.
+
+    BM, BN, BK is the tile of both products, `threads` the block of the softmax. With `causal`, query i sees key j if
+    j <= i + S - T.
+    """
+    weights = softmax(scores(q, k, BM, BN, BK), causal, threads)
+    return values(weights, v, BM, BN, BK)

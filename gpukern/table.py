@@ -1,0 +1,179 @@
+"""The eight-stage table that `gpukern layer` prints: what each part moves and computes, how long it takes, whether it is right."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from gpukern import device, measure
+from gpukern.layer import Layer, Plan, Step, text
+from gpukern.op import FLOATS, InputError, error
+
+# FLOPs that the simulated GPU runs in a minute or so on two CPU cores, by language; more is not run but recorded.
+SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e6}
+
+
+def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:
+    """One entry a part and a `total`: bytes, FLOPs and round trips derived from the plan; times measured or recorded;
+    errors against float64 from a run on this machine, or recorded where that run would take the simulated GPU too long.
+
+    An entry's `time_us` and `error` are None where nobody has measured them, and its `status` says why.
+    """
+    costs = layer.costs(plan, step)
+    try:
+        rows, message = measure.plan_rows(layer, plan, step), None
+    except measure.NotRecorded as missing:
+        rows, message = [None] * (len(costs) + 1), missing.message
+    errors = _run_here(layer, plan, step, sum(c.flops for c in costs)) if device.simulated() else None
+    entries = []
+    for index, cost in enumerate(costs):
+        entries.append(
+            {
+                "part": cost.part.name,
+                "kernel": cost.part.version,
+                "tile": layer.tile(cost.part, step),
+                "bytes": cost.bytes,
+                "flops": cost.flops,
+                "round_trips": list(cost.round_trips),
+                **_timed(rows[index], message),
+                **_checked(rows[index], errors and errors[index]),
+            }
+        )
+    total = {
+        "part": "all",
+        "bytes": sum(c.bytes for c in costs),
+        "flops": sum(c.flops for c in costs),
+        "round_trips": sum(len(c.round_trips) for c in costs),
+        "launches": len(costs) if all(c.part.version != "torch_compile" for c in costs) else None,
+        **_timed(rows[-1], message),
+        **_checked(rows[-1], errors and errors[-1]),
+    }
+    return {
+        "config": asdict(layer.config),
+        "step": {"phase": step.phase, **asdict(step)},
+        "dtype": str(layer.dtype).removeprefix("torch."),
+        "plan": plan.name,
+        "mode": device.mode(),
+        "card": device.card().name,
+        "parts": entries,
+        "total": total,
+    }
+
+
+def _timed(row, message) -> dict:
+    if row is None:
+        return {"time_us": None, "low_us": None, "high_us": None, "share": None, "time_source": None, "status": message}
+    return {
+        **{name: getattr(row, name) for name in ("time_us", "low_us", "high_us", "share")},
+        "time_source": row.provenance if row.time_us is not None else None,
+        "status": row.status,
+    }
+
+
+def _checked(row, here) -> dict:
+    """The error of the run on this machine if there was one, else the recorded one."""
+    if here is not None:
+        return {"error": here[0], "tolerance": here[1], "check": device.mode()}
+    if row is None or row.error is None:
+        return {"error": None, "tolerance": None, "check": None}
+    return {"error": row.error, "tolerance": row.tolerance, "check": row.source}
+
+
+def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
+    """(error, tolerance) of every part and of the whole, run on the simulated GPU; None where that would take too long."""
+    languages = {part.version.partition("_")[0] for part in plan.parts}
+    if any(part.version == "torch_compile" for part in plan.parts) or flops > min(SIMULATED_FLOPS[x] for x in languages):
+        return None
+    x, cache = layer.inputs(step)
+    state = layer.start(x, cache)
+    result = []
+    with measure.poisoned():
+        for part in plan.parts:
+            exact = layer.exact_part(part, state)
+            layer.run_part(part, state)
+            result.append((error(layer.made(part, state), exact), layer.tolerance(part)))
+    result.append((error(state["z"], layer.exact(x, cache)), layer.tolerance()))
+    return result
+
+
+def right(table: dict) -> bool:
+    """False if any part was run, here or on the card that was recorded, and found wrong."""
+    checked = [entry for entry in (*table["parts"], table["total"]) if entry["error"] is not None]
+    return all(entry["error"] <= entry["tolerance"] for entry in checked)
+
+
+def as_rich(table: dict) -> Table:
+    """The table for a terminal."""
+    step, config = table["step"], table["config"]
+    title = (
+        f"{config['name']}: C={config['C']} H={config['H']} F={config['F']}, {step['phase']} "
+        f"B={step['B']} T={step['T']} S={step['S']}, {table['dtype']}, plan {table['plan']}"
+    )
+    out = Table(title=title, caption=_caption(table))
+    for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "time µs", "of limit", "error", "check"):
+        out.add_column(heading, justify="left" if heading in ("part", "kernel", "reads back", "check") else "right")
+    for entry in table["parts"]:
+        out.add_row(entry["part"], entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
+    total = table["total"]
+    launches = "compiler's choice" if total["launches"] is None else f"{total['launches']} launches"
+    out.add_section()
+    out.add_row("all", launches, *_cells(total, f"{total['round_trips']} round trips"))
+    return out
+
+
+def _cells(entry: dict, trips: str) -> list[str]:
+    def shown(value, form):
+        return "-" if value is None else form.format(value)
+
+    verdict = "-"
+    if entry["error"] is not None:
+        verdict = ("right" if entry["error"] <= entry["tolerance"] else "WRONG") + f" ({entry['check']})"
+    return [
+        f"{entry['bytes']:,}",
+        f"{entry['flops']:,}",
+        trips,
+        shown(entry["time_us"], "{:,.1f}"),
+        shown(entry["share"], "{:.0%}"),
+        shown(entry["error"], "{:.1e}"),
+        verdict,
+    ]
+
+
+def _caption(table: dict) -> str:
+    sources = sorted({entry["time_source"] for entry in table["parts"] if entry["time_source"]})
+    lines = [f"Times: {', '.join(sources)}." if sources else "No times."]
+    lines += sorted({e["status"] for e in (*table["parts"], table["total"]) if e["status"] and e["status"] != "ok"})
+    if table["total"]["check"] != "counted" and table["mode"] == "counted":
+        lines.append("Not run here: it would take the simulated GPU too long.")
+    return "\n".join(lines)
+
+
+def step_named(phase: str, tokens: int | None, context: int | None, batch: int) -> Step:
+    """The Step that the command line asks for. Raises InputError for a phase or sizes that do not go together."""
+    if phase not in ("prefill", "decode"):
+        raise InputError(f"unknown phase {phase!r}; use prefill or decode.")
+    if phase == "decode":
+        if tokens not in (None, 1):
+            raise InputError(f"decode takes one new token, not {tokens}; use --phase prefill for more.")
+        return Step(batch, 1, 128 if context is None else context)
+    T = 16 if tokens is None else tokens
+    return Step(batch, T, T if context is None else context)
+
+
+def layer_named(config: str, weights: Path | None, index: int, dtype: str | None) -> Layer:
+    """The layer that the command line asks for: a config by name, the trained model's, or a checkpoint's."""
+    kind = dtype_named(dtype or ("bfloat16" if config in ("gpt2", "c4096") and weights is None else "float32"))
+    if weights is not None:
+        return Layer.from_checkpoint(weights, index, dtype=kind)
+    if config == "trained":
+        return text.trained_layer(index, kind)
+    return Layer.random(config, kind)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """float32, float16 or bfloat16 by name. Raises InputError for any other."""
+    for dtype in FLOATS:
+        if str(dtype) == f"torch.{name}":
+            return dtype
+    raise InputError(f"unknown dtype {name!r}; use float32, float16 or bfloat16.")
