@@ -15,20 +15,17 @@ def _use_the_compiler() -> None:
                 "`import gpukern` first."
             )
         return
-    before = os.environ.get("NUMBA_ENABLE_CUDASIM")
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # for good: Numba reads it again whenever it compiles
     import numba
 
     numba.config.ENABLE_CUDASIM = 0
     import numba.cuda  # noqa: F401
 
-    if before is not None:
-        os.environ["NUMBA_ENABLE_CUDASIM"] = before
-
 
 _use_the_compiler()
 
 from gpukern.simulate.lockstep.faults import Fault, FaultError, Refused, Report  # noqa: E402
+from gpukern.simulate.lockstep.host import install  # noqa: E402
 from gpukern.simulate.lockstep.launch import run  # noqa: E402
 
-__all__ = ["Fault", "FaultError", "Refused", "Report", "run"]
+__all__ = ["Fault", "FaultError", "Refused", "Report", "install", "run"]

@@ -80,9 +80,9 @@ class Access:
                 view.flat[place] = _STEPWISE[name](old[now], value[now], None if expected is None else expected[now])
         return old
 
-    def shared_array(self, offset: int, shape: tuple, dtype: np.dtype, name: str) -> View:
+    def shared_array(self, offset: int, shape: tuple, dtype: type, name: str) -> View:
         """The block's own array, `offset` bytes into its shared memory. A first size of 0: as long as the launch says."""
-        m = self.machine
+        m, dtype = self.machine, np.dtype(dtype)
         if shape[0] == 0:
             shape = ((m.shared_limit - offset) // dtype.itemsize,)
         first = offset // dtype.itemsize
@@ -90,9 +90,29 @@ class Access:
             first = first + m.block_of.take(self.lanes) * (m.shared_bytes // dtype.itemsize)
         return self._array(m.shared, first, shape, dtype, name)
 
-    def local_array(self, number: int, shape: tuple, dtype: np.dtype, name: str) -> View:
+    def constant_array(self, values: np.ndarray) -> View:
+        """An array of the module, as it was when the kernel was compiled."""
+        m = self.machine
+        if id(values) not in m.constants:
+            data = np.ascontiguousarray(values)
+            m.constants[id(values)] = Space("constant", data.reshape(-1).view(np.uint8)), data.shape
+        space, shape = m.constants[id(values)]
+        return self._array(space, 0, shape, values.dtype, "constant")
+
+    def choose(self, parts: tuple, index):
+        """parts[index] of a tuple of numbers, index differing between threads."""
+        if type(index) is not np.ndarray:
+            return parts[int(index)]
+        return np.stack([per_thread(p, self.n) for p in parts])[index, np.arange(self.n)]
+
+    def print(self, *values) -> None:
+        """print() in a kernel: a line for each thread."""
+        for n in range(self.n):
+            print(*(per_thread(v, self.n)[n] for v in values))
+
+    def local_array(self, number: int, shape: tuple, dtype: type, name: str) -> View:
         """The thread's own array; `number` says which of the kernel's."""
-        m, size = self.machine, int(np.prod(shape))
+        m, size, dtype = self.machine, int(np.prod(shape)), np.dtype(dtype)
         if number not in m.local:
             data = np.full(m.threads * size * dtype.itemsize, POISON, np.uint8)
             m.local[number] = Space("local", data)

@@ -67,13 +67,13 @@ def _shared_array(low, value, signature, target):
     else:
         offset = -(-code.shared_static // 16) * 16
         code.shared_static = offset + int(np.prod(shape)) * dtype.itemsize
-    return f'g.shared_array({offset}, {shape}, {code.constant(dtype)}, "{_plain(target)}")'
+    return f'g.shared_array({offset}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
 
 
 def _local_array(low, value, signature, target):
     shape, dtype = _shape_and_dtype(low, value, signature)
     low.code.local_arrays += 1
-    return f'g.local_array({low.code.local_arrays}, {shape}, {low.code.constant(dtype)}, "{_plain(target)}")'
+    return f'g.local_array({low.code.local_arrays}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
 
 
 def _plain(target) -> str:

@@ -3,6 +3,7 @@
 import ctypes
 import math
 
+import ml_dtypes
 import numpy as np
 import torch
 from numba.cuda import types
@@ -37,17 +38,18 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
     """
     global last
     grid, block = normalize_kernel_dimensions(grid, block)
-    args = [_as_array(a) for a in args]
+    args = [_as_argument(a) for a in args]
     code = lowered(kernel, tuple(typeof(a, Purpose.argument) for a in args))
-    static = device.card().shared_static
-    if code.shared_static > static:
+    shared_bytes = code.dynamic + shared if shared else code.shared_static
+    device.check_launch(grid, block, shared_bytes)
+    most = device.card().shared_static
+    if shared_bytes > most:  # the card may have more, but numba-cuda has no way to ask for it
         raise device.LimitError(
-            f"{code.name} wants {code.shared_static:,} bytes of static shared memory; a block has {static:,}. "
-            "Choose a smaller tile, or dynamic shared memory."
+            f"{code.name} wants {shared_bytes:,} bytes of shared memory a block; Numba kernels have {most:,}, static and "
+            "dynamic together. Choose a smaller tile."
         )
-    device.check_launch(grid, block, code.dynamic + shared if shared else code.shared_static)
     report = last = Report()
-    machine = Machine(code, grid, block, report, _shared_bytes(code, shared), code.grid_sync)
+    machine = Machine(code, grid, block, report, shared_bytes, code.grid_sync)
     machine.run(_registers(code, machine, args))
     if report.errors and not collect:
         raise FaultError(report)
@@ -92,16 +94,22 @@ def _accepts(want, got) -> bool:
     return isinstance(want, types.Number | types.Boolean) and isinstance(got, types.Number | types.Boolean)
 
 
-def _shared_bytes(code: Code, dynamic: int) -> int:
-    return code.dynamic + dynamic if dynamic else code.shared_static
-
-
-def _as_array(value):
+def _as_argument(value):
+    """What is typed and bound: tensors become NumPy arrays over the same memory."""
     if isinstance(value, torch.Tensor):
-        return device.numba_array(value)
+        return host_array(value)
     if isinstance(value, tuple):
-        return tuple(_as_array(v) for v in value)
+        return tuple(_as_argument(v) for v in value)
     return value
+
+
+def host_array(array) -> np.ndarray:
+    """The NumPy array over the memory of a tensor on the CPU, or of an array of the simulated card."""
+    if isinstance(array, torch.Tensor):
+        if array.dtype == torch.bfloat16:  # NumPy has no bfloat16: pass the bits, name the type of ml_dtypes
+            return array.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return array.detach().numpy()
+    return array if isinstance(array, np.ndarray) else array.host
 
 
 def _registers(code: Code, machine: Machine, args: list) -> dict:
@@ -111,7 +119,7 @@ def _registers(code: Code, machine: Machine, args: list) -> dict:
 
     def value(type_, arg, name):
         if isinstance(type_, types.Array):
-            array = _host_array(arg)
+            array = host_array(arg)
             space = spaces[id(arg)]
             size = array.itemsize
             offset = array.ctypes.data - space.first_byte
@@ -132,10 +140,6 @@ def _registers(code: Code, machine: Machine, args: list) -> dict:
     return {code.register("arg." + name): value(type_, arg, name) for name, type_, arg in named}
 
 
-def _host_array(arg) -> np.ndarray:
-    return arg if isinstance(arg, np.ndarray) else arg.host
-
-
 def _global_memory(code: Code, machine: Machine, named: list) -> dict:
     """A Space for every array among the arguments, by id; arrays that overlap in memory share one."""
     spans = []
@@ -145,8 +149,8 @@ def _global_memory(code: Code, machine: Machine, named: list) -> dict:
             for part in arg:
                 collect(name, part)
         elif isinstance(arg, np.ndarray) or hasattr(arg, "host"):
-            low, high = np.lib.array_utils.byte_bounds(_host_array(arg))
-            spans.append((low, high if _host_array(arg).size else low, name, arg))
+            low, high = np.lib.array_utils.byte_bounds(host_array(arg))
+            spans.append((low, high if host_array(arg).size else low, name, arg))
 
     for name, _, arg in named:
         collect(name, arg)
@@ -162,8 +166,8 @@ def _global_memory(code: Code, machine: Machine, named: list) -> dict:
     for region in regions:
         low, high = region[0][0], max(span[1] for span in region)
         memory = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8) if high > low else np.empty(0, np.uint8)
-        granule = min(_host_array(span[3]).itemsize for span in region)
-        space = Space("global", memory, granule, address=low - _owner(_host_array(region[0][3])))
+        granule = min(host_array(span[3]).itemsize for span in region)
+        space = Space("global", memory, granule, address=low - _owner(host_array(region[0][3])))
         space.first_byte = low
         if any(span[2] in code.stored for span in region):
             space.shadow = races.Shadow(machine, space)

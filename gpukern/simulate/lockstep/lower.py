@@ -61,7 +61,7 @@ class Code:
     def constant(self, value) -> str:
         """A name for a value in the generated source."""
         for name, known in self.constants.items():
-            if known is value or (type(known) is type(value) and np.ndim(value) == 0 and repr(known) == repr(value)):
+            if known is value or (np.ndim(value) == 0 and type(known) is type(value) and repr(known) == repr(value)):
                 return name
         kind = value.dtype.name if isinstance(value, np.generic) else type(value).__name__
         name = self.name_for(f"{kind}_{value}" if np.ndim(value) == 0 else kind)
@@ -72,7 +72,7 @@ class Code:
         """A Python name like `wanted` that the generated source does not use yet."""
         name = re.sub(r"\W", "_", wanted)
         if not name[0].isalpha():
-            name = "_" + name
+            name = "t" + name
         while name in self._taken or keyword.iskeyword(name):
             name += "_"
         self._taken.add(name)
@@ -81,7 +81,7 @@ class Code:
     def register(self, qualified: str) -> str:
         """The name in generated source of a variable of the flat program."""
         if qualified not in self._registers:
-            self._registers[qualified] = self.name_for(qualified.replace("$", "_"))
+            self._registers[qualified] = self.name_for(qualified.replace("$", ""))
         return self._registers[qualified]
 
 
@@ -201,7 +201,7 @@ class BlockLowering:
 
     def _constant(self, value, type_) -> str:
         if isinstance(type_, types.Array):
-            return f"g.constant_array({self.code.constant(value)})"
+            return f"g.constant_array({self.code.constant(value.copy())})"
         if isinstance(type_, types.BaseTuple):
             return f"({', '.join(self._constant(v, t) for v, t in zip(value, type_))},)"
         return self.code.constant(dtype_of(type_).type(value))

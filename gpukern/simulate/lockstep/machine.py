@@ -145,7 +145,7 @@ class Machine:
         self.live = code.live
         self.clock = 1
         self.shadows = []
-        self.shared = None
+        self.shared, self.constants = None, {}
         self._lines, self._line_ids = [""], {}
         if self.grid_size * self.block_size >= races.MOST_THREADS:
             raise Refused(f"a grid of {self.grid_size * self.block_size:,} threads", code.name)
