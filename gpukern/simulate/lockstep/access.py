@@ -65,7 +65,7 @@ class Access:
             return None
         # Threads that meet at an element take turns: in turn k, the k-th of each element.
         order = np.argsort(element, kind="stable")
-        starts = np.flatnonzero(np.diff(element[order], prefix=-1))
+        starts = np.flatnonzero(np.diff(element[order], prepend=-1))
         turn = np.empty(self.n, np.int64)
         turn[order] = np.arange(self.n) - np.repeat(starts, np.diff(np.append(starts, self.n)))
         old = np.empty(self.n, view.flat.dtype)
@@ -100,7 +100,8 @@ class Access:
         return self._array(space, 0, shape, values.dtype, "constant")
 
     def choose(self, parts: tuple, index):
-        """parts[index] of a tuple of numbers, index differing between threads."""
+        """parts[index] of a tuple of numbers. Past the end, where a loop over a tuple ends: the last one."""
+        index = np.minimum(index, len(parts) - 1)
         if type(index) is not np.ndarray:
             return parts[int(index)]
         return np.stack([per_thread(p, self.n) for p in parts])[index, np.arange(self.n)]

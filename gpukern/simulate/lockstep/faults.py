@@ -100,6 +100,12 @@ class Report:
         else:
             fault.count += count
 
+    def finish(self) -> "Report":
+        """Drop warnings of a place that has a race as well: the race says more."""
+        races = {(fault.line, fault.array) for fault in self.faults if fault.kind == "race"}
+        self.faults = [f for f in self.faults if f.kind not in WARNINGS or (f.line, f.array) not in races]
+        return self
+
     def __repr__(self):
         rows = [f"  {name:28} {n:>12,}" for name, n in self.counters.items() if n]
         rows += [f"  {fault.kind}: {fault.message}" for fault in self.faults] or ["  no faults"]

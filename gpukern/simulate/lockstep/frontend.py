@@ -34,7 +34,8 @@ class Typed:
     typemap: dict
     calltypes: dict
     signature: typing.Signature
-    objectmode: bool = False  # Numba's dispatcher asks for it
+    objectmode: bool = False  # Numba's dispatcher asks for this, and for an entry point
+    entry_point: int | None = None
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)

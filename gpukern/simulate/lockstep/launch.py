@@ -51,6 +51,7 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
     report = last = Report()
     machine = Machine(code, grid, block, report, shared_bytes, code.grid_sync)
     machine.run(_registers(code, machine, args))
+    report.finish()
     if report.errors and not collect:
         raise FaultError(report)
     return report

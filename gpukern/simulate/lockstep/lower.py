@@ -22,7 +22,7 @@ from numba.cuda.core import ir
 from gpukern.simulate.lockstep import calls
 from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.frontend import Typed
-from gpukern.simulate.lockstep.operations import FUNCTIONS, NAMESPACE, OPERATORS, dtype_of, is_value
+from gpukern.simulate.lockstep.operations import FUNCTIONS, NAMESPACE, OPERATORS, dtype_of, is_known, is_value
 from gpukern.simulate.lockstep.program import Block, Move, Scope, flatten, live_registers
 
 _SPECIALS = {cuda.threadIdx: "t", cuda.blockIdx: "b", cuda.blockDim: "bd", cuda.gridDim: "gd"}
@@ -47,7 +47,7 @@ class Code:
         self.grid_sync = any(b.end[0] == "barrier" and b.end[2] == "grid" for b in blocks)
         self.syncs_warps = False
         self.local_arrays = 0
-        self.constants, self._registers, self._taken = {}, {}, {"g", "r"} | set(NAMESPACE)
+        self.constants, self._registers, self._taken = {}, {}, {"g", "r", "pair"} | set(NAMESPACE)
         lowered = [BlockLowering(self, pc, block) for pc, block in enumerate(blocks)]
         self.live = live_registers(blocks, [b.uses for b in lowered], [b.defines for b in lowered])
         self.line_of_block = [b.scope.line(b.loc) for b in blocks]
@@ -182,6 +182,8 @@ class BlockLowering:
             source, given = self._call(value, statement.target)
             if source is None:
                 return
+        elif not is_value(type_) and not is_known(type_):
+            self.refuse(f"a value of type {type_}")
         elif not is_value(type_) or (isinstance(type_, types.Literal) and isinstance(type_.literal_value, int)):
             return  # a module, a function, a constant: known when it is read
         elif isinstance(value, ir.Expr):
@@ -356,19 +358,30 @@ class BlockLowering:
         return None
 
     def _getiter(self, value: ir.Expr) -> tuple:
-        over = self.scope.type(value.value.name)
+        signature = self.scope.typed.calltypes[value]
+        over = signature.args[0]
+        if isinstance(over, types.UniTuple):
+            zero, one = (self.code.constant(np.int64(n)) for n in (0, 1))
+            source = f"({zero}, {self.code.constant(np.int64(len(over)))}, {one}, {self.operand(value.value, over)})"
+            return source, signature.return_type
         if not isinstance(over, types.RangeType):
-            self.refuse(f"a loop over {over}; loop over range(...)")
-        return self.read(value.value), self.scope.typed.calltypes[value].return_type
+            self.refuse(f"a loop over {over} (loop over range instead)")
+        return self.read(value.value), signature.return_type
 
     def _iternext(self, value: ir.Expr) -> tuple:
-        """A range under way is (next value, how many are left, step); taking the next one moves it on."""
+        """A range under way is (next value, how many are left, step); taking the next one moves it on.
+
+        A loop over a tuple is a range over its indices, with the tuple as a fourth part.
+        """
         name = self.read(value.value)
         pair = self.scope.typed.calltypes[value].return_type
-        first = f"pair_{name}"
-        self.lines.append(f"{first} = ({name}[0], {name}[1] > 0)")
-        self.write(value.value.name, f"({name}[0] + {name}[2], {name}[1] - 1, {name}[2])")
-        return first, pair
+        over = self.scope.type(value.value.name)
+        item, rest = f"{name}[0]", ""
+        if isinstance(over, types.UniTupleIter):
+            item, rest = f"g.choose({name}[3], {name}[0])", f", {name}[3]"
+        self.lines.append(f"pair = ({item}, {name}[1] > 0)")
+        self.write(value.value.name, f"({name}[0] + {name}[2], {name}[1] - 1, {name}[2]{rest})")
+        return "pair", pair
 
     def _call(self, value: ir.Expr, target: ir.Var) -> tuple:
         signature = self.scope.typed.calltypes[value]

@@ -13,7 +13,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import bf16, fp16, types
 from numba.cuda.np import numpy_support
-from numba.cuda.types.ext_types import Bfloat16
+from numba.cuda.types.ext_types import Bfloat16, Dim3, GridGroup
 
 OPERATORS = {
     operator.add: "{0} + {1}",
@@ -102,9 +102,18 @@ def is_value(type_) -> bool:
         types.RangeIteratorType,
         types.Pair,
         types.SliceType,
-        types.NPDatetime,
+        types.UniTupleIter,
+        Bfloat16,
     )
-    return isinstance(type_, known) or isinstance(type_, Bfloat16)
+    return isinstance(type_, known)
+
+
+def is_known(type_) -> bool:
+    """Is a variable of this Numba type a thing of the source: a module, a function, a type, None, a string?"""
+    if isinstance(type_, types.BaseTuple):
+        return all(is_known(t) or is_value(t) for t in type_)
+    known = (types.Dummy, types.Callable, types.UnicodeType, Dim3, GridGroup)
+    return isinstance(type_, known)
 
 
 def dtype_of(type_) -> np.dtype:

@@ -59,20 +59,24 @@ class Shadow:
         """Threads of `group` write `element`. Call it before the memory changes. value: what they write."""
         for place in self._places(per_thread(element, group.n), view):
             entry = self.writes.take(place)
-            self._check(group, entry, place, view, line, "writes", "wrote", value, element, atomic)
+            there = None if value is None else view.flat.take(element)
+            self._check(group, entry, place, view, line, "writes", "wrote", (value, there), atomic)
             if self.reads is not None:
-                self._check(group, self.reads.take(place), place, view, line, "writes", "read", None, element)
+                self._check(group, self.reads.take(place), place, view, line, "writes", "read")
             mine = self.machine.stamp(group, line) | (int(atomic) << _ATOMIC)
             self.writes[place] = mine
             if group.n > 1 and not atomic:
-                entry = self.writes.take(place)
-                self._check(group, entry, place, view, line, "writes", "writes", value, element)
+                entry = self.writes.take(place)  # of the threads that write one place, the last has it now
+                if (entry != mine).any():
+                    last = np.searchsorted(group.global_threads, entry & _WHO)
+                    values = value, per_thread(value, group.n)[last]
+                    self._check(group, entry, place, view, line, "writes", "writes", values)
             self.dirty |= bool(self.notes)
 
     def settle(self, keep: bool) -> None:
         """Hold the notes against the writes made since. keep: the interval goes on, so they must not be lost."""
         for group, place, view, line in self.notes if self.dirty else ():
-            self._check(group, self.writes.take(place), place, view, line, "reads", "writes", later=True)
+            self._check(group, self.writes.take(place), place, view, line, "reads", "writes")
         if keep:
             for group, place, _, line in self.notes:
                 self._fold(group, per_thread(place, group.n), line)
@@ -85,8 +89,11 @@ class Shadow:
             return (element,)
         return tuple(element * many + n for n in range(many))
 
-    def _check(self, group, entry, place, view, line, doing, other, value=None, element=None, atomic=False, later=False):
-        """Report the threads of `group` that are not ordered with the accesses in `entry` at their places."""
+    def _check(self, group, entry, place, view, line, doing, other, values=(None, None), atomic=False):
+        """Report the threads of `group` that are not ordered with the accesses in `entry` at their places.
+
+        values: what they write, and what the other access has written there.
+        """
         floor = group.since_block << _CLOCK if self.space.kind == "shared" else 1
         if not (entry >= floor).any():
             return
@@ -103,15 +110,9 @@ class Shadow:
         hit, entry = hit[race], entry[race]
         if not len(hit):
             return
-        same = value is not None and self._same(group, value, element, view, hit)
+        new, old = values
+        same = new is not None and (per_thread(new, group.n)[hit] == per_thread(old, group.n)[hit]).all()
         self._report(group, hit, entry, per_thread(place, group.n)[hit], view, line, doing, other, same)
-
-    def _same(self, group, value, element, view, hit) -> bool:
-        """Do the racing writes all write what is there, or one and the same value?"""
-        value, element = per_thread(value, group.n)[hit], per_thread(element, group.n)[hit]
-        if (view.flat[element] == value).all():
-            return True
-        return len(hit) == group.n and (value == value[0]).all()
 
     def _report(self, group, hit, entry, place, view, line, doing, other, same):
         machine = self.machine
