@@ -80,6 +80,11 @@ class Access:
                 view.flat[place] = _STEPWISE[name](old[now], value[now], None if expected is None else expected[now])
         return old
 
+    def fence(self) -> None:
+        """threadfence: what these threads wrote is there for all."""
+        self.machine.fenced[self.global_threads] = self.machine.clock
+        self.machine.tick()
+
     def shared_array(self, offset: int, shape: tuple, dtype: type, name: str) -> View:
         """The block's own array, `offset` bytes into its shared memory. A first size of 0: as long as the launch says."""
         m, dtype = self.machine, np.dtype(dtype)

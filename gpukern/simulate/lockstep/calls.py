@@ -61,11 +61,13 @@ def _shared_array(low, value, signature, target):
     shape, dtype = _shape_and_dtype(low, value, signature)
     code = low.code
     code.shared_granule = min(code.shared_granule, dtype.itemsize)
+    here = id(value)  # a device function has its array once, wherever and however often it is called
     if shape == (0,):
-        code.shared_dynamic = True
         offset = "g.machine.code.dynamic"
+    elif here in code.shared_arrays:
+        offset = code.shared_arrays[here]
     else:
-        offset = -(-code.shared_static // 16) * 16
+        offset = code.shared_arrays[here] = -(-code.shared_static // 16) * 16
         code.shared_static = offset + int(np.prod(shape)) * dtype.itemsize
     return f'g.shared_array({offset}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
 
@@ -150,8 +152,15 @@ def _sync_warp(low, value, signature, _):
     return None
 
 
+def _fence(low, value, signature, _):
+    """What the thread wrote before, others may read: it announces so by an atomic that they wait for."""
+    low.code.fences = True
+    low.lines.append("g.fence()")
+    return None
+
+
 def _nothing(low, value, signature, _):
-    """A fence, a nap: the simulated memory is always up to date."""
+    """A fence within the block (barriers order that), a nap, a group that is only a name."""
     return None
 
 
@@ -165,10 +174,11 @@ SPECIAL = {
     cuda.local.array: _local_array,
     cuda.const.array_like: lambda low, value, signature, _: low.read(value.args[0]),
     cuda.syncwarp: _sync_warp,
-    cuda.threadfence: _nothing,
+    cuda.threadfence: _fence,
     cuda.threadfence_block: _nothing,
-    cuda.threadfence_system: _nothing,
+    cuda.threadfence_system: _fence,
     cuda.nanosleep: _nothing,
+    cuda.cg.this_grid: _nothing,
     cuda.activemask: lambda low, value, signature, _: "g.active_mask()",
     cuda.lanemask_lt: lambda low, value, signature, _: '((1 << g.special("lane").astype(int64)) - 1).astype(uint32)',
     cuda.shfl_sync: _shuffle("idx"),

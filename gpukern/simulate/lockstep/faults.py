@@ -30,8 +30,8 @@ class Refused(NotImplementedError):
 
     def __init__(self, construct: str, line: str):
         super().__init__(
-            f"{line}: the simulated GPU cannot run {construct}. Rewrite it, run the kernel on a card, "
-            "or start Python with GPUKERN_DEVICE=simulated and NUMBA_ENABLE_CUDASIM=1 for Numba's own simulator."
+            f"{line}: the simulated GPU cannot run {construct}. Write it in another way, run the kernel on a card, or, "
+            "in a program without gpukern, under NUMBA_ENABLE_CUDASIM=1: Numba's own simulator, which checks less."
         )
 
 

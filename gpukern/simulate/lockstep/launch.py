@@ -1,7 +1,6 @@
 """Launching: arguments become arrays in global memory, the kernel is lowered for their types, the machine runs it."""
 
 import ctypes
-import math
 
 import ml_dtypes
 import numpy as np

@@ -143,6 +143,7 @@ class Machine:
         self.shared_limit = shared_bytes
         self.shared_bytes = -(-shared_bytes // 16) * 16
         self.live = code.live
+        self.fenced = np.zeros(self.grid_size * self.block_size, np.int64) if code.fences else None
         self.clock = 1
         self.shadows = []
         self.shared, self.constants = None, {}

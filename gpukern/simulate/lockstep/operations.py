@@ -11,7 +11,7 @@ import operator
 import ml_dtypes
 import numpy as np
 from numba import cuda
-from numba.cuda import bf16, fp16, types
+from numba.cuda import bf16, fp16, libdevice, types
 from numba.cuda.np import numpy_support
 from numba.cuda.types.ext_types import Bfloat16, Dim3, GridGroup
 
@@ -80,6 +80,17 @@ FUNCTIONS |= {
     cuda.cbrt: "np.cbrt({0})",
     cuda.selp: "np.where({0}, {1}, {2})[()]",
 }
+# libdevice, under its own names: `fast_expf` is `expf`, and both are exp of float32.
+_LIBDEVICE = {name: f"np.{name}({{0}})" for name in "exp exp2 log log2 log10 sqrt sin cos tan sinh cosh tanh floor ceil".split()}
+_LIBDEVICE |= {"fabs": "abs({0})", "rsqrt": "1 / np.sqrt({0})", "erf": "each(math.erf, {0})", "rcbrt": "1 / np.cbrt({0})"}
+_LIBDEVICE |= {"pow": "{0} ** {1}", "fmax": "np.fmax({0}, {1})", "fmin": "np.fmin({0}, {1})", "fma": "fma({0}, {1}, {2})"}
+_LIBDEVICE |= {"fdivide": "{0} / {1}", "fdividef": "{0} / {1}"}
+FUNCTIONS |= {
+    getattr(libdevice, name): template
+    for base, template in _LIBDEVICE.items()
+    for name in (base, base + "f", "fast_" + base, "fast_" + base + "f")
+    if hasattr(libdevice, name)
+}
 # The functions that float16 and bfloat16 have of their own.
 _HALF = {f"h{name}": f"np.{name}({{0}})" for name in "sin cos log log2 log10 exp exp2 sqrt floor ceil rint trunc".split()}
 _HALF |= {"hadd": "{0} + {1}", "hsub": "{0} - {1}", "hmul": "{0} * {1}", "hdiv": "{0} / {1}", "hneg": "-{0}"}
@@ -88,6 +99,10 @@ _HALF |= {f"h{name}": OPERATORS[getattr(operator, name)] for name in "eq ne gt g
 FUNCTIONS |= {
     getattr(module, name): template for module in (fp16, bf16) for name, template in _HALF.items() if hasattr(module, name)
 }
+
+
+# The Numba types of numbers; literals are meant, too, after types.unliteral.
+NUMBERS = (types.Number, types.Boolean, Bfloat16)
 
 
 def is_value(type_) -> bool:

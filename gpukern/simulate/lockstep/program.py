@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from numba import cuda
 from numba.cuda import types
 from numba.cuda.core import ir
+from numba.cuda.types.ext_types import GridGroup
 
 from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.frontend import Typed
@@ -97,7 +98,7 @@ def _lay_in(scope: Scope, blocks: dict, leave) -> tuple:
                 _add(scope, block, statement, leave)
                 continue
             rest = (scope.prefix, label, key[2] + 1)
-            if ends_here in _BARRIERS.values():
+            if isinstance(ends_here, str):
                 args = statement.value.args
                 predicate = args[0] if args else None
                 block.end = ("barrier", rest, ends_here, predicate, statement.target, statement.loc)
@@ -116,6 +117,8 @@ def _call_that_ends_a_block(scope: Scope, statement):
     callee = scope.type(value.func.name)
     if isinstance(callee, types.Dispatcher):
         return callee.dispatcher.overloads[scope.typed.calltypes[value].args]
+    if isinstance(callee, types.BoundFunction) and isinstance(callee.this, GridGroup):
+        return "grid"
     key = getattr(callee, "typing_key", None)
     return _BARRIERS.get(key) if isinstance(key, type(cuda.syncthreads)) else None
 
@@ -214,3 +217,46 @@ def live_registers(blocks: list[Block], uses: list[set], defines: list[set]) -> 
             if now != live[n]:
                 live[n], changed = now, True
     return live
+
+
+def touched(blocks: list[Block]) -> tuple:
+    """The kernel's arguments that are written, and that are read, followed through assignments, slices and calls."""
+    comes_from = {}  # register -> registers whose array it may be
+
+    def name(scope, variable):
+        return scope.register(variable if isinstance(variable, str) else variable.name)
+
+    stored, loaded = set(), set()
+    for block in blocks:
+        scope = block.scope
+        for statement in block.statements:
+            if isinstance(statement, Move):
+                to = comes_from.setdefault(name(statement.to, statement.target), set())
+                to.add(name(statement.source_scope, statement.source))
+                continue
+            if isinstance(statement, ir.SetItem | ir.StaticSetItem):
+                stored.add(name(scope, statement.target))
+            if not isinstance(statement, ir.Assign):
+                continue
+            to, value = comes_from.setdefault(name(scope, statement.target), set()), statement.value
+            if isinstance(value, ir.Arg):
+                to.add(scope.register("arg." + value.name))
+            elif isinstance(value, ir.Var):
+                to.add(name(scope, value))
+            elif isinstance(value, ir.Expr):
+                to |= {name(scope, v) for v in value.list_vars()}
+                if value.op in ("getitem", "static_getitem"):
+                    loaded.add(name(scope, value.value))
+                if value.op == "call":  # an atomic writes its first argument
+                    stored |= {name(scope, v) for v in value.args if isinstance(scope.type(v.name), types.Array)}
+
+    def roots(names):
+        seen, todo = set(), list(names)
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += comes_from.get(at, ())
+        return {n.removeprefix("arg.") for n in seen if n.startswith("arg.")}
+
+    return roots(stored), roots(loaded)

@@ -10,6 +10,9 @@ a clock that ticks at every barrier, so "since the last barrier" is one comparis
 and a race if they are not ordered, one of them writes, and not both are atomic. That a simulation runs them one after the
 other does not matter: on a card, either may come first.
 
+A write that its thread followed by threadfence counts as published: whoever reads it has waited for an atomic, which the
+machine does not check.
+
 Reads are only noted. They are held against the writes when the next barrier comes, and only if there were any; reads of an
 interval that goes on (no barrier yet, but too many notes) are folded into a table like that of the writes.
 """
@@ -105,6 +108,8 @@ class Shadow:
         entry, me = entry[hit], me[hit]
         common = np.maximum(self.machine.common(entry & _WHO, me), entry >> _SEVERAL & 3)
         race = (common > SAME) & (entry >> _CLOCK >= group.since(common, hit))
+        if self.machine.fenced is not None:
+            race &= self.machine.fenced[entry & _WHO] < entry >> _CLOCK
         if atomic:
             race &= entry >> _ATOMIC & 1 == 0
         hit, entry = hit[race], entry[race]
