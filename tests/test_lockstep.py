@@ -1,4 +1,4 @@
-"""Kernels that are right: the lockstep machine gives the right numbers, of the compiler's types, and reports nothing."""
+"""Kernels that are right: the machine gives the right numbers, of the compiler's types, and reports nothing."""
 
 import importlib
 import math
@@ -12,6 +12,7 @@ from numba.core.errors import TypingError
 from numba.cuda.core.errors import TypingError as CudaTypingError
 
 from gpukern import op
+from gpukern.device import LimitError
 from gpukern.simulate.lockstep import FaultError, Refused, launch, run
 
 RNG = np.random.default_rng(0)
@@ -241,7 +242,7 @@ def test_bits():
 def test_what_the_compiler_refuses_is_refused():
     @cuda.jit
     def comprehension(out):
-        out[0] = sum([i for i in range(3)])
+        out[0] = len([2 * i for i in range(3)])
 
     @cuda.jit
     def run_time_shape(out, n):
@@ -454,6 +455,68 @@ def test_a_warp_tree_with_syncwarp_and_a_double_buffer():
     x, sums, scan = RNG.random(32, np.float32), np.zeros(1, np.float32), np.zeros(32, np.float32)
     clean(kernel, 1, 32, x, sums, scan)
     assert np.allclose(sums, x.sum()) and np.allclose(scan, np.cumsum(x), rtol=1e-5)
+
+
+def reverse_after_all_have_written():
+    @cuda.jit
+    def kernel(x, out):
+        grid = cuda.cg.this_grid()
+        i = cuda.grid(1)
+        x[i] = i
+        grid.sync()
+        out[i] = x[x.size - 1 - i]
+
+    return kernel
+
+
+def test_the_grid_waits_for_itself():
+    x, out = np.zeros((2, 4096), np.float32)
+    clean(reverse_after_all_have_written(), 64, 64, x, out)
+    assert out.tolist() == list(range(4095, -1, -1))
+    with pytest.raises(LimitError, match="synchronises its grid of 5,000 blocks"):
+        reverse_after_all_have_written()[5000, 1024](x, out)
+
+
+def test_the_last_block_adds_what_all_have_published():
+    @cuda.jit
+    def kernel(x, partial, arrived, out):
+        b = cuda.blockIdx.x
+        if cuda.threadIdx.x == 0:
+            partial[b] = x[b] * 2
+            cuda.threadfence()
+            if cuda.atomic.add(arrived, 0, 1) == cuda.gridDim.x - 1:
+                total = float32(0)
+                for j in range(cuda.gridDim.x):
+                    total += partial[j]
+                out[0] = total
+
+    x, out = RNG.random(3000, np.float32), np.zeros(1, np.float32)
+    clean(kernel, 3000, 32, x, np.zeros(3000, np.float32), np.zeros(1, np.int32), out)
+    assert np.allclose(out, 2 * x.sum(), rtol=1e-5)
+
+
+def test_a_device_function_has_its_shared_array_once():
+    @cuda.jit(device=True)
+    def mirrored(v):
+        s = cuda.shared.array(32, float32)
+        t = cuda.threadIdx.x
+        s[t] = v
+        cuda.syncthreads()
+        v = s[31 - t]
+        cuda.syncthreads()
+        return v
+
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        out[t] = mirrored(float32(t)) + 2 * mirrored(float32(t * t))
+
+    out = np.zeros(32, np.float32)
+    clean(kernel, 1, 32, out)
+    t = 31 - np.arange(32)
+    assert out.tolist() == (t + 2 * t * t).tolist()
+    (code,) = kernel._lockstep.values()
+    assert code.shared_static == 128
 
 
 # --- launches and the host ---

@@ -99,7 +99,11 @@ def test_a_branch_diverges_only_inside_a_warp():
     out = np.zeros(256, np.int32)
     assert counts(run(diverge, 2, 128, out), "branches", "divergent_branches", "global_store_requests") == (8, 8, 16)
     assert out.tolist() == ([1] * 16 + [2] * 16) * 8
-    assert counts(run(diverge_by_warp, 2, 128, out), "branches", "divergent_branches", "global_store_requests") == (8, 0, 8)
+    assert counts(run(diverge_by_warp, 2, 128, out), "branches", "divergent_branches", "global_store_requests") == (
+        8,
+        0,
+        8,
+    )
 
 
 @cuda.jit

@@ -15,6 +15,11 @@ def floats(n=N):
     return np.zeros(n, np.float32)
 
 
+def make(argument):
+    """An argument of a case: an array, copied, or a function and its arguments, called."""
+    return argument[0](*argument[1:]) if isinstance(argument, tuple) else argument.copy()
+
+
 # Each: kernel, grid, block, arguments (made anew), the kinds of fault expected.
 FAULTY = []
 
@@ -240,6 +245,37 @@ def shuffle_in_a_branch(out):
     out[i] = v
 
 
+@faulty({"race"}, 3, 64, (floats, 192), (floats, 192))
+def grid_without_sync(x, out):
+    i = cuda.grid(1)
+    x[i] = i
+    cuda.syncthreads()
+    out[i] = x[x.size - 1 - i]
+
+
+@faulty({"race"}, 2, 32, (floats, 2), (np.zeros, 1, np.int32), (floats, 1))
+def published_without_a_fence(partial, arrived, out):
+    b = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        partial[b] = b
+        if cuda.atomic.add(arrived, 0, 1) == 1:
+            out[0] = partial[0] + partial[1]
+
+
+@faulty({"race"}, 1, 64, (floats, 64))
+def two_threads_share_a_place(out):
+    out[cuda.threadIdx.x // 2] = cuda.threadIdx.x
+
+
+@faulty({"divergent_barrier"}, 2, 64, (floats, 128))
+def grid_sync_in_a_branch(out):
+    grid = cuda.cg.this_grid()
+    i = cuda.grid(1)
+    out[i] = i
+    if cuda.blockIdx.x == 0:
+        grid.sync()
+
+
 @faulty({"same_value_race"}, 2, 64, (floats, 1))
 def all_write_one_value(out):
     out[0] = 1
@@ -247,12 +283,21 @@ def all_write_one_value(out):
 
 @pytest.mark.parametrize("kernel, kinds, grid, block, arguments, shared", FAULTY)
 def test_planted_faults_are_found(kernel, kinds, grid, block, arguments, shared):
-    made = [a[0](*a[1:]) if isinstance(a, tuple) else a.copy() for a in arguments]
+    made = [make(a) for a in arguments]
     report = run(kernel, grid, block, *made, shared=shared)
     assert {fault.kind for fault in report.faults} == kinds
     for fault in report.faults:
         assert fault.line.startswith("test_lockstep_faults.py:") and fault.line in fault.message
         assert fault.threads and fault.threads[0].startswith("thread ")
+
+
+def test_a_loop_without_end_is_a_fault():
+    def waits_for_nobody(flag):
+        while flag[0] == 0:
+            pass
+
+    (fault,) = run(cuda.jit(waits_for_nobody), 1, 1, floats(1)).faults
+    assert fault.kind == "hang" and "waits_for_nobody does not come to an end" in fault.message
 
 
 def test_a_launch_raises_what_run_collects():
@@ -283,8 +328,10 @@ def test_a_store_out_of_bounds_touches_nothing_else():
     assert not base[300:].any()
 
 
-@pytest.mark.parametrize("grid, block, match", [(1, 1025, "1025 threads"), (1, (1, 1, 65), "block.z"), (0, 32, "grid.x"),
-                                                ((1, 70000), 1, "grid.y")])  # fmt: skip
+@pytest.mark.parametrize(
+    "grid, block, match",
+    [(1, 1025, "1025 threads"), (1, (1, 1, 65), "block.z"), (0, 32, "grid.x"), ((1, 70000), 1, "grid.y")],
+)
 def test_launch_limits(grid, block, match):
     with pytest.raises(LimitError, match=match):
         cuda.jit(no_guard)[grid, block](floats())

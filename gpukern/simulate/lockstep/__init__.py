@@ -1,31 +1,36 @@
-"""Numba-CUDA kernels in lockstep, on a CPU."""
+"""Numba-CUDA kernels in lockstep, on a CPU: what a warp does, in a few files of Python.
 
-import os
-import sys
+    report = lockstep.run(kernel, grid, block, x, out)     # or kernel[grid, block](x, out), which raises on a fault
+    report.counters["global_load_sectors"], report.faults
 
-from gpukern import device
+How a launch goes, and where to read on:
 
+    frontend    Numba's own compiler types the kernel, as for a card, and stops before it makes machine code
+    program     the typed functions become one flat program of blocks, numbered so that threads find together again
+    lower       each block becomes one Python function (blocks, expressions, calls, operations: what becomes what)
+    machine     runs the threads with the least program counter, all of them at once with NumPy (group, barriers)
+    access      every load, store and atomic: in bounds? what does it cost? (memory, coalescing) is it a race? (races)
+    launch      arguments in, report out (faults); host: device arrays, streams, events, `install`
 
-def _use_the_compiler() -> None:
-    """Import numba.cuda as on a machine with a card: we need its compiler, not its simulator. Nothing asks for a driver."""
-    if "numba.cuda" in sys.modules:
-        if sys.modules["numba"].config.ENABLE_CUDASIM:
-            raise device.DeviceError(
-                "numba.cuda was imported in its own simulator's mode. Restart the kernel (or the program) and put "
-                "`import gpukern` first."
-            )
-        return
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # for good: Numba reads it again whenever it compiles
-    import numba
+Why Numba's typed IR, and not the kernel's Python. Lowering the source would need a second compiler: its promotions
+(int32 + int32 is int64, float32 / int is float64), its refusals (a run-time shared shape, a list), its frozen globals
+and its pruned branches would all be ours to imitate, and each mistake would be green here and red on a card. The IR has
+them, with device functions typed for each call, in a dozen kinds of statements. Its price is that it follows Numba's
+internals (one file, `frontend`), and that a kernel costs some tenths of a second to type before its first launch.
 
-    numba.config.ENABLE_CUDASIM = 0
-    import numba.cuda  # noqa: F401
+Why groups and not masks. A vector machine may run every thread through both sides of a branch and throw half away, or
+keep those that are together together. The second is what a card does, costs what is active, needs no mask in any
+operation, and leaves values that are the same for all threads (loop counters, sizes, tile offsets) as single numbers.
 
+How cost grows. With the number of blocks that threads run together, times a NumPy call for each operation: about a
+microsecond until some thousand threads are in flight, then in proportion to them. Uniform loops cost their trips; a loop
+that threads leave one by one costs its longest trip, with fewer threads each time; a branch on which a group parts costs
+both sides, and a copy of the registers that live on. Memory grows with the threads in flight (at most
+`machine.IN_FLIGHT`, or a block) and, for arrays that are written, with eight bytes an element for the race check.
+"""
 
-_use_the_compiler()
-
-from gpukern.simulate.lockstep.faults import Fault, FaultError, Refused, Report  # noqa: E402
-from gpukern.simulate.lockstep.host import install  # noqa: E402
-from gpukern.simulate.lockstep.launch import run  # noqa: E402
+from gpukern.simulate.lockstep.faults import Fault, FaultError, Refused, Report
+from gpukern.simulate.lockstep.host import install
+from gpukern.simulate.lockstep.launch import run
 
 __all__ = ["Fault", "FaultError", "Refused", "Report", "install", "run"]

@@ -86,7 +86,7 @@ class Access:
         self.machine.tick()
 
     def shared_array(self, offset: int, shape: tuple, dtype: type, name: str) -> View:
-        """The block's own array, `offset` bytes into its shared memory. A first size of 0: as long as the launch says."""
+        """The block's own array, `offset` bytes into its shared memory. Size 0: as long as the launch says."""
         m, dtype = self.machine, np.dtype(dtype)
         if shape[0] == 0:
             shape = ((m.shared_limit - offset) // dtype.itemsize,)
@@ -128,7 +128,9 @@ class Access:
     def _array(space, offset, shape, dtype, name) -> View:
         shape = tuple(np.int64(n) for n in shape)
         strides = tuple(np.int64(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-        return View(space, space.flat(dtype), np.int64(offset) if np.ndim(offset) == 0 else offset, shape, strides, name)
+        return View(
+            space, space.flat(dtype), np.int64(offset) if np.ndim(offset) == 0 else offset, shape, strides, name
+        )
 
     def _count(self, view: View, element, doing: str, line: str) -> None:
         kind, count, warps = view.space.kind, self.machine.count, self.warps
@@ -165,7 +167,9 @@ class Access:
         at = tuple(int(per_thread(i, self.n)[first[0]]) for i in index)
         shape = tuple(int(per_thread(n, self.n)[first[0]]) for n in view.shape)
         threads = [self.machine.who(int(t)) for t in self.global_threads[wrong[:4]]]
-        what = f"{threads[0]} {doing} {view.name}[{', '.join(map(str, at))}] ({line}), but {view.name} has shape {shape}"
+        what = (
+            f"{threads[0]} {doing} {view.name}[{', '.join(map(str, at))}] ({line}), but {view.name} has shape {shape}"
+        )
         if any(i < 0 for i in at):
             kind, advice = "negative_index", "Numba counts a negative index from the end: another element, silently."
         else:

@@ -56,9 +56,9 @@ class BlockLowering(Expressions):
         if old == new or not is_value(new) or isinstance(new, types.Array | types.RangeType | types.SliceType):
             return source
         if isinstance(new, types.BaseTuple):
-            if all(types.unliteral(a) == types.unliteral(b) for a, b in zip(old, new)):
+            if all(types.unliteral(a) == types.unliteral(b) for a, b in zip(old, new, strict=True)):
                 return source
-            parts = (self.cast(f"{source}[{n}]", a, b) for n, (a, b) in enumerate(zip(old, new)))
+            parts = (self.cast(f"{source}[{n}]", a, b) for n, (a, b) in enumerate(zip(old, new, strict=True)))
             return f"({', '.join(parts)},)"
         if isinstance(new, types.Boolean):
             return f"({source} != 0)"
@@ -95,7 +95,10 @@ class BlockLowering(Expressions):
         elif isinstance(statement, ir.SetItem | ir.StaticSetItem):
             self._store(statement)
         elif isinstance(statement, ir.Print):
-            said = (repr(statement.consts[n]) if n in statement.consts else self.read(v) for n, v in enumerate(statement.args))
+            said = (
+                repr(statement.consts[n]) if n in statement.consts else self.read(v)
+                for n, v in enumerate(statement.args)
+            )
             self.lines.append(f"g.print({', '.join(said)})")
         elif not isinstance(statement, ir.Del):
             self.refuse(f"`{type(statement).__name__}`")
@@ -130,7 +133,7 @@ class BlockLowering(Expressions):
         if isinstance(type_, types.Array):
             return f"g.constant_array({self.code.constant(value.copy())})"
         if isinstance(type_, types.BaseTuple):
-            return f"({', '.join(self._constant(v, t) for v, t in zip(value, type_))},)"
+            return f"({', '.join(self._constant(v, t) for v, t in zip(value, type_, strict=True))},)"
         return self.code.constant(dtype_of(type_).type(value))
 
     def _store(self, statement) -> None:
@@ -138,25 +141,27 @@ class BlockLowering(Expressions):
         signature = self.scope.typed.calltypes[statement]
         if not isinstance(array, types.Array):
             self.refuse(f"an assignment to an element of {array}")
-        index, whole = self._index(statement, signature.args[1])
+        index, whole = self._index(statement)
         if whole < array.ndim or isinstance(signature.args[2], types.Array):
             self.refuse("an assignment to a slice; assign element by element")
         value = self.operand(statement.value, array.dtype)
         self.lines.append(f'g.store({self.read(statement.target)}, {index}, {value}, "{self.line}")')
 
-    def _index(self, expression, wanted) -> tuple:
+    def _index(self, expression) -> tuple:
         """Source of the index as a tuple, and how many of its parts are integers."""
-        static = isinstance(expression, ir.StaticSetItem) or (isinstance(expression, ir.Expr) and expression.op == "static_getitem")
+        static = isinstance(expression, ir.StaticSetItem) or (
+            isinstance(expression, ir.Expr) and expression.op == "static_getitem"
+        )
         variable = expression.index_var if static else expression.index
         if variable is None:
             return f"({int(expression.index)},)", 1
         given = self.scope.type(variable.name)
         if not isinstance(given, types.BaseTuple):
-            given, wanted, parts = [given], [wanted], [self.read(variable)]
+            given, parts = [given], [self.read(variable)]
         else:
             parts = [f"{self.read(variable)}[{n}]" for n in range(len(given))]
         found, whole = [], 0
-        for part, old, new in zip(parts, given, wanted):
+        for part, old in zip(parts, given, strict=True):
             if isinstance(old, types.SliceType):
                 found.append(part)
             elif isinstance(old, types.IntegerLiteral):

@@ -27,7 +27,7 @@ def _range(low, value, signature, _):
     zero = low.code.constant(dtype_of(number).type(0))
     args = [low.operand(v, number) for v in value.args]
     start, stop, step = [zero, args[0], one] if len(args) == 1 else (args + [one])[:3]
-    return f"({start}, -(({start} - {stop}) // {step}), {step})"
+    return f"({start}, trips({start}, {stop}, {step}), {step})"
 
 
 def _len(low, value, signature, _):
@@ -75,7 +75,9 @@ def _shared_array(low, value, signature, target):
 def _local_array(low, value, signature, target):
     shape, dtype = _shape_and_dtype(low, value, signature)
     low.code.local_arrays += 1
-    return f'g.local_array({low.code.local_arrays}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
+    return (
+        f'g.local_array({low.code.local_arrays}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
+    )
 
 
 def _plain(target) -> str:
@@ -113,9 +115,11 @@ def _is_read(low, target) -> bool:
     name = target.name
     for block in low.scope.typed.ir.blocks.values():
         for statement in block.body:
-            reads = statement.list_vars() if statement.is_terminator else [
-                v for v in statement.list_vars() if v is not getattr(statement, "target", None)
-            ]
+            reads = (
+                statement.list_vars()
+                if statement.is_terminator
+                else [v for v in statement.list_vars() if v is not getattr(statement, "target", None)]
+            )
             if any(v.name == name for v in reads):
                 return True
     return False
@@ -123,7 +127,7 @@ def _is_read(low, target) -> bool:
 
 def _shuffle(kind: str):
     def call(low, value, signature, _):
-        mask, given, by = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        mask, given, by = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         return f'g.shuffle("{kind}", {mask}, {given}, {by}, "{low.line}")'
 
     return call
@@ -131,7 +135,7 @@ def _shuffle(kind: str):
 
 def _vote(kind: str):
     def call(low, value, signature, _):
-        mask, predicate = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        mask, predicate = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         source = f'g.vote("{kind}", {mask}, {predicate}, "{low.line}")'
         return f"{source}.astype({low.dtype(signature.return_type)})" if kind == "ballot" else source
 
@@ -140,7 +144,7 @@ def _vote(kind: str):
 
 def _match(kind: str):
     def call(low, value, signature, _):
-        mask, given = (low.operand(v, t) for v, t in zip(value.args, signature.args))
+        mask, given = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         return f'g.match("{kind}", {mask}, {given}, "{low.line}")'
 
     return call
@@ -194,5 +198,20 @@ SPECIAL = {
 }
 SPECIAL |= {
     getattr(cuda.atomic, name): _atomic(name)
-    for name in "add sub max min nanmax nanmin and_ or_ xor inc dec exch cas compare_and_swap".split()
+    for name in [
+        "add",
+        "sub",
+        "max",
+        "min",
+        "nanmax",
+        "nanmin",
+        "and_",
+        "or_",
+        "xor",
+        "inc",
+        "dec",
+        "exch",
+        "cas",
+        "compare_and_swap",
+    ]
 }

@@ -57,7 +57,7 @@ class Expressions:
         if function is operator.not_:
             operands = [self.operand(operands[0], types.boolean)]
         else:
-            operands = [self.operand(v, t) for v, t in zip(operands, signature.args)]
+            operands = [self.operand(v, t) for v, t in zip(operands, signature.args, strict=True)]
         source = template.format(*(tight(o) for o in operands))
         # Where NumPy's result has another type than Numba's (float32 ** int64), one more cast.
         samples = [np.ones(1, dtype_of(t)) for t in signature.args]
@@ -82,7 +82,7 @@ class Expressions:
             return f"g.choose({source}, {self.read(value.index)})", container.dtype
         if not isinstance(container, types.Array):
             self.refuse(f"indexing of {container}")
-        index, whole = self._index(value, signature.args[1])
+        index, whole = self._index(value)
         if isinstance(signature.return_type, types.Array):
             return f"{source}.slice({index})", signature.return_type
         return f'g.load({source}, {index}, "{self.line}")', container.dtype
@@ -184,6 +184,7 @@ class Expressions:
         for variable in args[1:]:
             source = FUNCTIONS[function].format(source, self.operand(variable, signature.return_type))
         return source, signature.return_type
+
 
 def tight(source: str) -> str:
     """`source` in brackets, unless it is a name, a call or the like already."""

@@ -9,7 +9,13 @@ widths, refusals (`TypingError`), frozen globals and the choice of branches that
 from dataclasses import dataclass
 
 from numba.cuda import types, typing, utils
-from numba.cuda.compiler import CUDACompiler, CUDATranslateBytecode, DefaultPassBuilder, TranslateByteCode, compile_extra
+from numba.cuda.compiler import (
+    CUDACompiler,
+    CUDATranslateBytecode,
+    DefaultPassBuilder,
+    TranslateByteCode,
+    compile_extra,
+)
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.cuda.core.typed_passes import NopythonTypeInference, PreLowerStripPhis

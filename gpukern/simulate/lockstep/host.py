@@ -16,7 +16,7 @@ from gpukern.simulate.lockstep.launch import Launch, host_array
 
 
 class DeviceArray:
-    """An array on the simulated card, with the methods of Numba's. `host` is the NumPy array that holds its elements."""
+    """An array on the simulated card, with the methods of Numba's. `host`: the NumPy array of its elements."""
 
     def __init__(self, host: np.ndarray):
         self.host = host
@@ -202,6 +202,7 @@ def install() -> None:
     CUDADispatcher.configure = Launch
     CUDADispatcher.__getitem__ = lambda self, arguments: Launch(self, *arguments)
     CUDADispatcher.forall = _for_all
+    CUDADispatcher.specialize = lambda self, *args: self
     current = Device()
     functions = {
         "to_device": to_device,

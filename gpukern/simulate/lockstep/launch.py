@@ -1,6 +1,7 @@
 """Launching: arguments become arrays in global memory, the kernel is lowered for their types, the machine runs it."""
 
 import ctypes
+import math
 
 import ml_dtypes
 import numpy as np
@@ -32,8 +33,8 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
     shared   bytes of dynamic shared memory a block
     collect  keep faults in the report; if False, raise FaultError when there are any
 
-    Raises Numba's TypingError where the compiler would, LimitError for a launch that no card takes, and Refused, with the
-    line and what to do, for a construct that the simulated GPU does not know.
+    Raises Numba's TypingError where the compiler would, LimitError for a launch that the card does not take, and
+    Refused, with the line and what to do, for a construct that the simulated GPU does not know.
     """
     global last
     grid, block = normalize_kernel_dimensions(grid, block)
@@ -44,9 +45,11 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
     most = device.card().shared_static
     if shared_bytes > most:  # the card may have more, but numba-cuda has no way to ask for it
         raise device.LimitError(
-            f"{code.name} wants {shared_bytes:,} bytes of shared memory a block; Numba kernels have {most:,}, static and "
-            "dynamic together. Choose a smaller tile."
+            f"{code.name} wants {shared_bytes:,} bytes of shared memory a block; Numba kernels have {most:,}, static "
+            "and dynamic together. Choose a smaller tile."
         )
+    if code.grid_sync:
+        _check_cooperative(code, grid, block)
     report = last = Report()
     machine = Machine(code, grid, block, report, shared_bytes, code.grid_sync)
     machine.run(_registers(code, machine, args))
@@ -54,6 +57,18 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
     if report.errors and not collect:
         raise FaultError(report)
     return report
+
+
+def _check_cooperative(code: Code, grid: tuple, block: tuple) -> None:
+    """Blocks that wait for each other must all be on the card at once."""
+    card = device.card()
+    warps = -(-math.prod(block) // card.warp)
+    most = card.sms * min(card.blocks_per_sm, card.warps_per_sm // warps)
+    if math.prod(grid) > most:
+        raise device.LimitError(
+            f"{code.name} synchronises its grid of {math.prod(grid):,} blocks; {card.name} holds {most:,} of "
+            f"{math.prod(block)} threads at once. Launch fewer blocks, each with a loop over its work."
+        )
 
 
 class Launch:
@@ -80,11 +95,13 @@ def lowered(kernel: CUDADispatcher, argument_types: tuple) -> Code:
 def _declared(kernel, given: tuple) -> tuple:
     """The declared signature that takes arguments of the types `given`."""
     for declared in kernel.overloads:
-        pairs = list(zip(declared, given)) if len(declared) == len(given) else []
+        pairs = list(zip(declared, given, strict=True)) if len(declared) == len(given) else []
         if pairs and all(_accepts(want, got) for want, got in pairs):
             return declared
     signatures = "; ".join(f"({', '.join(map(str, d))})" for d in kernel.overloads)
-    raise TypeError(f"No matching definition for ({', '.join(map(str, given))}); the kernel is declared for {signatures}.")
+    raise TypeError(
+        f"No matching definition for ({', '.join(map(str, given))}); the kernel is declared for {signatures}."
+    )
 
 
 def _accepts(want, got) -> bool:
@@ -122,14 +139,14 @@ def _registers(code: Code, machine: Machine, args: list) -> dict:
             array = host_array(arg)
             space = spaces[id(arg)]
             size = array.itemsize
-            offset = array.ctypes.data - space.first_byte
+            offset = array.ctypes.data - space.here
             if offset % size or any(s % size for s in array.strides):
                 raise Refused(f"array {name}, whose elements do not lie at multiples of their size", code.name)
             shape = tuple(np.int64(n) for n in array.shape)
             strides = tuple(np.int64(s // size) for s in array.strides)
             return View(space, space.flat(array.dtype), np.int64(offset // size), shape, strides, name)
         if isinstance(type_, types.BaseTuple):
-            return tuple(value(t, a, f"{name}[{n}]") for n, (t, a) in enumerate(zip(type_, arg)))
+            return tuple(value(t, a, f"{name}[{n}]") for n, (t, a) in enumerate(zip(type_, arg, strict=True)))
         if isinstance(type_, types.NoneType | types.Omitted):
             return None
         try:
@@ -165,10 +182,13 @@ def _global_memory(code: Code, machine: Machine, named: list) -> dict:
     machine.shadows = []
     for region in regions:
         low, high = region[0][0], max(span[1] for span in region)
-        memory = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8) if high > low else np.empty(0, np.uint8)
+        memory = (
+            np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8)
+            if high > low
+            else np.empty(0, np.uint8)
+        )
         granule = min(host_array(span[3]).itemsize for span in region)
-        space = Space("global", memory, granule, address=low - _owner(host_array(region[0][3])))
-        space.first_byte = low
+        space = Space("global", memory, granule, address=low - _owner(host_array(region[0][3])), here=low)
         if any(span[2] in code.stored for span in region):
             space.shadow = races.Shadow(machine, space)
             machine.shadows.append(space.shadow)

@@ -10,130 +10,31 @@ import math
 import numpy as np
 
 from gpukern.simulate.lockstep import races
-from gpukern.simulate.lockstep.coalescing import Warps
+from gpukern.simulate.lockstep.barriers import Barriers
 from gpukern.simulate.lockstep.faults import Refused
-from gpukern.simulate.lockstep.memory import POISON, Space, merge, take
-from gpukern.simulate.lockstep.access import Access
-from gpukern.simulate.lockstep.warp import WarpFunctions
+from gpukern.simulate.lockstep.group import Group, join
+from gpukern.simulate.lockstep.memory import POISON, Space, take
 
 # Threads that run at once. Enough to make NumPy's cost per call small, few enough to stay in the processor's cache.
 IN_FLIGHT = 1 << 15
 _SHARED_IN_FLIGHT = 1 << 25  # bytes
 # Blocks run in a row while other threads wait, before those get a turn (they may hold the lock that is waited for).
 _PATIENCE = 4_000
-_MOST_STEPS = 3_000_000
+_MOST_STEPS = 2_000_000
 
 
-class Group(Access, WarpFunctions):
-    """Threads at one program counter. lanes: their numbers in the machine, ascending. r: their registers."""
-
-    def __init__(self, machine, lanes: np.ndarray, registers: dict):
-        self.machine = machine
-        self.lanes = lanes
-        self.n = len(lanes)
-        self.r = registers
-        self._warps = self._global = None
-        self._special = {}
-
-    @property
-    def warps(self) -> Warps:
-        if self._warps is None:
-            m = self.machine
-            self._warps = Warps(m.warp_of.take(self.lanes), m.lane_of.take(self.lanes))
-        return self._warps
-
-    @property
-    def global_threads(self) -> np.ndarray:
-        """The threads' numbers in the whole grid, blocks one after the other."""
-        if self._global is None:
-            self._global = self.lanes + self.machine.first_thread
-        return self._global
-
-    @property
-    def since_block(self):
-        """The clock at the last barrier of each thread's block (one number if the same for all)."""
-        since = self.machine.block_sync
-        return since[self.machine.block_of[self.lanes]] if type(since) is np.ndarray else since
-
-    def since(self, common: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """The clock when the threads `which` last met all those they have `common` with them: warp, block or grid."""
-        m, lanes = self.machine, self.lanes[which]
-        block = m.block_sync[m.block_of[lanes]] if type(m.block_sync) is np.ndarray else m.block_sync
-        warp = np.maximum(block, m.warp_sync[m.warp_of[lanes]])
-        return np.where(common == races.GRID, m.grid_sync, np.where(common == races.BLOCK, block, warp))
-
-    def special(self, name: str):
-        """A special register: tx, ty, tz, bx, by, bz, lane (one for each thread), or a dimension of block or grid."""
-        if name not in self._special:
-            self._special[name] = take(self.machine.specials[name], self.lanes)
-        return self._special[name]
-
-    def part(self, which: np.ndarray, keep=None) -> "Group":
-        """The threads at the places `which`, with the registers named in `keep` (all, if None)."""
-        names = self.r if keep is None else keep
-        return Group(self.machine, self.lanes[which], {k: take(self.r[k], which) for k in names if k in self.r})
-
-    # --- how a block ends; each returns the next program counter, or None when the group is no more ---
-
-    def branch(self, condition, yes: int, no: int, line: str):
-        """All the same way, or parted in two."""
-        m = self.machine
-        m.count("branches", line, self.warps.count)
-        if condition.ndim == 0:
-            return yes if condition else no
-        agree = np.count_nonzero(condition)
-        if agree == self.n:
-            return yes
-        if agree == 0:
-            return no
-        taken = np.add.reduceat(condition, self.warps.starts, dtype=np.int64)
-        m.count("divergent_branches", line, np.count_nonzero((taken > 0) & (taken < self.warps.sizes)))
-        m.wait(yes, self.part(np.flatnonzero(condition), m.live[yes]))
-        m.wait(no, self.part(np.flatnonzero(~condition), m.live[no]))
-        return None
-
-    def barrier(self, pc: int, kind: str, line: str, predicate=None, result: str | None = None):
-        """Wait for the block (or, kind "grid", for all blocks)."""
-        m = self.machine
-        m.count("barriers", line, self.warps.count)
-        m.parked.append((pc, kind, line, self, predicate, result))
-        return m.release() if self.n == m.threads else None
-
-    def exit(self):
-        self.machine.alive -= np.bincount(self.machine.block_of[self.lanes], minlength=self.machine.blocks)
-        return None
+class _Stopped(Exception):
+    """The kernel does not come to an end."""
 
 
-def join(groups: list[Group]) -> Group:
-    """One group of the threads of several that stand at the same block."""
-    if len(groups) == 1:
-        return groups[0]
-    lanes = np.concatenate([g.lanes for g in groups])
-    order = np.argsort(lanes)
-    sizes = [g.n for g in groups]
-    registers = {}
-    for name in set().union(*(g.r for g in groups)):
-        # A register that some have not set is one they will not read: any value will do.
-        have = next(g.r[name] for g in groups if name in g.r)
-        spare = take(have, np.zeros(1, np.int64))
-        values = [g.r.get(name) if name in g.r else _alike(spare, g.n) for g in groups]
-        registers[name] = merge(values, sizes, order)
-    return Group(groups[0].machine, lanes[order], registers)
-
-
-def _alike(value, n: int):
-    """The first thread's value, for n threads."""
-    return take(value, np.zeros(n, np.int64))
-
-
-class Machine:
+class Machine(Barriers):
     """Runs a program for `blocks` consecutive blocks of the grid at a time, all their threads in flight together."""
 
     def __init__(self, code, grid: tuple, block: tuple, report, shared_bytes: int, whole_grid: bool):
         """code: a lower.Code. whole_grid: the kernel synchronises the grid, so all its blocks must be in flight."""
         self.code = code
         self.report = report
-        self.count = report_counter(report)
+        self.lines = report.lines
         self.grid, self.block = grid, block
         self.block_size = math.prod(block)
         self.grid_size = math.prod(grid)
@@ -159,7 +60,10 @@ class Machine:
             for first in range(0, self.grid_size, self.most_blocks):
                 self._start(first, min(self.most_blocks, self.grid_size - first))
                 self.wait(0, Group(self, np.arange(self.threads), dict(arguments)))
-                self._run()
+                try:
+                    self._run()
+                except _Stopped:
+                    return
                 for shadow in self.shadows:
                     shadow.settle(keep=shadow.space.kind == "global")
 
@@ -195,12 +99,12 @@ class Machine:
         """The special registers. A coordinate that is the same for all threads is kept once."""
         found = {"lane": self.lane_of.astype(np.int32), "thread": thread, "lanes": np.arange(self.threads)}
         for prefix, number, size in (("t", thread, self.block), ("b", block, self.grid)):
-            for axis, n in zip("xyz", size):
+            for axis, n in zip("xyz", size, strict=True):
                 one_only = n == 1 or (prefix == "b" and self.blocks == 1)
                 found[prefix + axis] = (number % n).astype(np.int32)[0 if one_only else slice(None)]
                 number = number // n
         for prefix, size in (("bd", self.block), ("gd", self.grid)):
-            found |= {prefix + axis: np.int32(n) for axis, n in zip("xyz", size)}
+            found |= {prefix + axis: np.int32(n) for axis, n in zip("xyz", size, strict=True)}
         return found
 
     # --- the schedule ---
@@ -232,8 +136,8 @@ class Machine:
                 pc = blocks[pc](group)
                 steps += 1
                 patience -= 1
-                if steps > _MOST_STEPS:
-                    self._hang()
+                if steps > _MOST_STEPS and pc is not None:
+                    self._hang(pc)
                 if len(self.waiting) != size or (pc is not None and pc >= others) or patience <= 0:
                     break
             patience = patience if pc is not None and pc < others else _PATIENCE
@@ -242,81 +146,19 @@ class Machine:
             elif not self.waiting and not self.parked:
                 return
 
-    def _hang(self) -> None:
-        raise RuntimeError(
-            f"{self.code.name}: the threads have run {_MOST_STEPS:,} steps and do not come to an end. Does a loop wait for "
-            "something that no thread does, or does its condition never change?"
+    def _hang(self, pc: int) -> None:
+        line = self.code.line_of_block[pc]
+        self.report.add(
+            "hang",
+            f"{self.code.name} does not come to an end: after {_MOST_STEPS:,} steps it is still at {line}. "
+            "Does a loop wait for something that no thread does, or does its condition never change?",
+            line,
         )
+        raise _Stopped
 
-    def release(self):
-        """Let the parked threads go on whose block has arrived as a whole; returns their program counter if all have.
-
-        If no thread can run and no block is complete, the barrier is divergent: a fault, after which all go on.
-        """
-        if len(self.parked) == 1 and self.parked[0][3].n == self.threads:
-            pc, kind, line, group, predicate, result = self.parked.pop()
-            self._met(None, kind)
-            self._deliver(group, kind, predicate, result)
-            return pc
-        arrived = {}
-        for pc, kind, _, group, _, _ in self.parked:
-            here = np.bincount(self.block_of[group.lanes], minlength=self.blocks)
-            arrived[pc, kind] = arrived.get((pc, kind), 0) + here
-        ready = {}
-        for (pc, kind), here in arrived.items():
-            done = (here == self.alive) & (here > 0)
-            ready[pc, kind] = done if kind != "grid" or (here == self.alive).all() else done & False
-        complete = any(done.any() for done in ready.values())
-        if not complete:
-            self._divergent(arrived)
-            ready = {key: here > 0 for key, here in arrived.items()}
-        left_early = (self.alive < self.block_size) & (self.alive > 0)
-        parked, self.parked, gone = self.parked, [], np.zeros(self.blocks, bool)
-        merged = {}
-        for pc, kind, line, group, predicate, result in parked:
-            go = ready[pc, kind][self.block_of[group.lanes]]
-            if complete and (go & left_early[self.block_of[group.lanes]]).any():
-                self._left_early(group, np.flatnonzero(go & left_early[self.block_of[group.lanes]]), line)
-            if predicate is not None:
-                group.r["$predicate"] = predicate
-            if go.any():
-                merged.setdefault((pc, kind, result), []).append(group.part(np.flatnonzero(go)))
-                gone |= ready[pc, kind]
-            if not go.all():
-                stays = group.part(np.flatnonzero(~go))
-                self.parked.append((pc, kind, line, stays, stays.r.pop("$predicate", None), result))
-        kinds = {kind for (_, kind, _) in merged}
-        self._met(gone, "grid" if kinds == {"grid"} else "sync")
-        for (pc, kind, result), groups in merged.items():
-            group = join(groups)
-            self._deliver(group, kind, group.r.pop("$predicate", None), result)
-            self.wait(pc, group)
-        return None
-
-    def _met(self, blocks, kind: str) -> None:
-        """The blocks (None: all) met at a barrier: what they did before it is ordered with what they do now."""
-        every = blocks is None or blocks.all()
-        for shadow in self.shadows:
-            shadow.settle(keep=not every or shadow.space.kind == "global")
-        self.tick()
-        if every:
-            self.block_sync = self.clock
-        else:
-            if type(self.block_sync) is not np.ndarray:
-                self.block_sync = np.full(self.blocks, self.block_sync)
-            self.block_sync[blocks] = self.clock
-        if kind == "grid":
-            self.grid_sync = self.clock
-
-    def _deliver(self, group: Group, kind: str, predicate, result) -> None:
-        """syncthreads_count, _and, _or: every thread gets the answer of its block."""
-        if predicate is None:
-            return
-        block = self.block_of[group.lanes]
-        true = np.bincount(block, weights=np.broadcast_to(predicate != 0, group.n), minlength=self.blocks)
-        here = np.bincount(block, minlength=self.blocks)
-        answer = {"count": true, "and": (true == here) & (here > 0), "or": true > 0}[kind]
-        group.r[result] = answer.astype(np.int32)[block]
+    def count(self, name: str, line: str, n: int) -> None:
+        """Count n more of `name` for a line of the source."""
+        self.lines[name, line] += n
 
     def tick(self) -> None:
         self.clock += 1
@@ -364,39 +206,3 @@ class Machine:
             at, element = divmod(element, strides[axis]) if strides[axis] else (0, element)
             index.append((axis, at))
         return view.name, tuple(at for _, at in sorted(index))
-
-    # --- barriers that are not met by all ---
-
-    def _divergent(self, arrived: dict) -> None:
-        where = {}
-        for pc, kind, line, group, _, _ in self.parked:
-            where.setdefault((pc, kind, line), []).append(self.who(int(group.global_threads[0])))
-        places = [f"{names[0]} waits at {line}" for (_, _, line), names in where.items()]
-        line = self.parked[0][2]
-        threads = [names[0] for names in where.values()]
-        if any(kind == "grid" for _, kind, _, _, _, _ in self.parked):
-            advice = "Every thread of the grid must reach the same grid.sync()."
-        else:
-            advice = "Every thread of a block must reach the same syncthreads(): move it out of the branch or loop."
-        self.report.add("divergent_barrier", f"{' while '.join(places)}. {advice}", line, threads)
-
-    def _left_early(self, group: Group, which: np.ndarray, line: str) -> None:
-        me = self.who(int(group.global_threads[which[0]]))
-        self.report.add(
-            "divergent_barrier",
-            f"{me} waits at {line}, but other threads of its block have returned before it. Let every thread reach the "
-            "barrier: guard the work, not the whole kernel, with the bounds check.",
-            line,
-            [me],
-            count=len(which),
-        )
-
-
-def report_counter(report):
-    """report.lines[name, line] += n, as cheaply as Python can."""
-    lines = report.lines
-
-    def count(name: str, line: str, n: int) -> None:
-        lines[name, line] += n
-
-    return count

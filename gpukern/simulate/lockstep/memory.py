@@ -1,8 +1,8 @@
 """Memory as the threads see it: spaces of bytes, and arrays (views) that lie in them.
 
 A register holds one value for every thread of a group. If all threads have the same value it is kept once, as a NumPy
-scalar (a *uniform* value: loop counters, shapes, addresses of tiles); if not, as a vector with one element a thread. The
-arithmetic does not care which. An array is a View, whose offset, too, is uniform or one for each thread.
+scalar (a *uniform* value: loop counters, shapes, addresses of tiles); if not, as a vector with one element a thread.
+The arithmetic does not care which. An array is a View, whose offset, too, is uniform or one for each thread.
 """
 
 import math
@@ -18,14 +18,15 @@ class Space:
     """A piece of memory in which arrays lie: `kind` is "global", "shared", "local" or "constant".
 
     address   of its first byte, as the card's allocator would align it; sectors are counted from it
+    here      the same byte's address in this process
     granule   bytes of the smallest element that any array in it has; the unit in which races are looked for
     """
 
-    def __init__(self, kind: str, data: np.ndarray, granule: int = 1, address: int = 0):
+    def __init__(self, kind: str, data: np.ndarray, granule: int = 1, address: int = 0, here: int = 0):
         self.kind = kind
         self.data = data  # bytes
         self.granule = granule
-        self.address = address
+        self.address, self.here = address, here
         self.shadow = None  # a races.Shadow where races are possible
         self._flat = {}
 
@@ -66,7 +67,7 @@ class View:
     def locate(self, index: tuple) -> tuple:
         """Where element `index` lies in `flat`, and which threads are out of bounds: None, or a mask."""
         where, wrong = self.offset, None
-        for i, n, stride in zip(index, self.shape, self.strides):
+        for i, n, stride in zip(index, self.shape, self.strides, strict=True):
             if type(i) is int:  # a literal in the source: a[-1] means the last element, as in Python
                 i = n + i if i < 0 else np.int64(i)
             outside = _outside(i, n)
@@ -78,7 +79,7 @@ class View:
     def slice(self, index: tuple) -> "View":
         """The array that indexing with fewer integers than axes, or with slices (start, stop, step), gives."""
         offset, shape, strides = self.offset, [], []
-        for axis, (n, stride) in enumerate(zip(self.shape, self.strides)):
+        for axis, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             i = index[axis] if axis < len(index) else (None, None, None)
             if isinstance(i, tuple):
                 start, count, step = _bounds(*i, n)
@@ -135,7 +136,7 @@ def merge(values: list, sizes: list, order: np.ndarray):
     """
     first = values[0]
     if type(first) is tuple:
-        return tuple(merge(list(parts), sizes, order) for parts in zip(*values))
+        return tuple(merge(list(parts), sizes, order) for parts in zip(*values, strict=True))
     if type(first) is View:
         if any(v.space is not first.space or v.flat is not first.flat for v in values):
             raise TypeError(f"a variable that is array {first.name} in some threads and another array in others")
@@ -143,4 +144,4 @@ def merge(values: list, sizes: list, order: np.ndarray):
         return View(first.space, first.flat, *(merge(p, sizes, order) for p in parts), first.name)
     if all(type(v) is not np.ndarray and (v is first or v == first) for v in values):
         return first
-    return np.concatenate([per_thread(v, n) for v, n in zip(values, sizes)]).take(order)
+    return np.concatenate([per_thread(v, n) for v, n in zip(values, sizes, strict=True)]).take(order)

@@ -1,6 +1,6 @@
 """What a kernel may compute, as NumPy on registers: operators, mathematics, casts. One entry, one meaning.
 
-Each entry is a template for the generated source; {0}, {1} ... are the operands, cast already as Numba's signature says.
+Each entry is a template for the generated source; {0}, {1} ... are the operands, cast as Numba's signature says.
 A product and a sum are rounded one after the other; a card fuses them (a * b + c with one rounding), so sums of
 products agree with a card's to the last bits, not bit by bit. `cuda.fma` is fused here, too.
 """
@@ -46,10 +46,35 @@ OPERATORS |= {
 }
 OPERATORS |= {operator.iand: "{0} & {1}", operator.ior: "{0} | {1}"}
 
-_SAME_NAME = (
-    "exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan sinh cosh tanh floor ceil trunc fabs hypot fmod copysign "
-    "isnan isinf isfinite degrees radians ldexp".split()
-)
+_SAME_NAME = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "floor",
+    "ceil",
+    "trunc",
+    "fabs",
+    "hypot",
+    "fmod",
+    "copysign",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "degrees",
+    "radians",
+    "ldexp",
+]
 FUNCTIONS = {getattr(math, name): f"np.{name}({{0}})" for name in _SAME_NAME if hasattr(math, name)}
 FUNCTIONS |= {getattr(math, name): f"np.{name}({{0}}, {{1}})" for name in ("hypot", "fmod", "copysign", "ldexp")}
 FUNCTIONS |= {
@@ -81,9 +106,37 @@ FUNCTIONS |= {
     cuda.selp: "np.where({0}, {1}, {2})[()]",
 }
 # libdevice, under its own names: `fast_expf` is `expf`, and both are exp of float32.
-_LIBDEVICE = {name: f"np.{name}({{0}})" for name in "exp exp2 log log2 log10 sqrt sin cos tan sinh cosh tanh floor ceil".split()}
-_LIBDEVICE |= {"fabs": "abs({0})", "rsqrt": "1 / np.sqrt({0})", "erf": "each(math.erf, {0})", "rcbrt": "1 / np.cbrt({0})"}
-_LIBDEVICE |= {"pow": "{0} ** {1}", "fmax": "np.fmax({0}, {1})", "fmin": "np.fmin({0}, {1})", "fma": "fma({0}, {1}, {2})"}
+_LIBDEVICE = {
+    name: f"np.{name}({{0}})"
+    for name in [
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log10",
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "floor",
+        "ceil",
+    ]
+}
+_LIBDEVICE |= {
+    "fabs": "abs({0})",
+    "rsqrt": "1 / np.sqrt({0})",
+    "erf": "each(math.erf, {0})",
+    "rcbrt": "1 / np.cbrt({0})",
+}
+_LIBDEVICE |= {
+    "pow": "{0} ** {1}",
+    "fmax": "np.fmax({0}, {1})",
+    "fmin": "np.fmin({0}, {1})",
+    "fma": "fma({0}, {1}, {2})",
+}
 _LIBDEVICE |= {"fdivide": "{0} / {1}", "fdividef": "{0} / {1}"}
 FUNCTIONS |= {
     getattr(libdevice, name): template
@@ -92,12 +145,18 @@ FUNCTIONS |= {
     if hasattr(libdevice, name)
 }
 # The functions that float16 and bfloat16 have of their own.
-_HALF = {f"h{name}": f"np.{name}({{0}})" for name in "sin cos log log2 log10 exp exp2 sqrt floor ceil rint trunc".split()}
+_HALF = {
+    f"h{name}": f"np.{name}({{0}})"
+    for name in ["sin", "cos", "log", "log2", "log10", "exp", "exp2", "sqrt", "floor", "ceil", "rint", "trunc"]
+}
 _HALF |= {"hadd": "{0} + {1}", "hsub": "{0} - {1}", "hmul": "{0} * {1}", "hdiv": "{0} / {1}", "hneg": "-{0}"}
 _HALF |= {"habs": "abs({0})", "hfma": "fma({0}, {1}, {2})", "hmax": "np.fmax({0}, {1})", "hmin": "np.fmin({0}, {1})"}
-_HALF |= {f"h{name}": OPERATORS[getattr(operator, name)] for name in "eq ne gt ge lt le".split()}
+_HALF |= {f"h{name}": OPERATORS[getattr(operator, name)] for name in ["eq", "ne", "gt", "ge", "lt", "le"]}
 FUNCTIONS |= {
-    getattr(module, name): template for module in (fp16, bf16) for name, template in _HALF.items() if hasattr(module, name)
+    getattr(module, name): template
+    for module in (fp16, bf16)
+    for name, template in _HALF.items()
+    if hasattr(module, name)
 }
 
 
@@ -149,6 +208,13 @@ def to_int(value, dtype):
     return np.where(inside, np.where(inside, value, 0).astype(dtype), held.astype(dtype))[()]
 
 
+def trips(start, stop, step):
+    """How many numbers range(start, stop, step) has, in the type of its arguments; none or fewer means none."""
+    if start.dtype.kind == "u":
+        return np.where(start < stop, (stop - start + step - step.dtype.type(1)) // step, stop * stop.dtype.type(0))[()]
+    return -((start - stop) // step)
+
+
 def each(function, x):
     """A function of Python's math, for every thread."""
     return np.asarray([function(v) for v in np.ravel(x)]).reshape(np.shape(x))[()]
@@ -193,9 +259,33 @@ def _bits(x):
 
 
 # The names that generated source may use.
-NAMESPACE = {"np": np, "math": math, "to_int": to_int, "each": each, "popc": popc, "clz": clz, "ffs": ffs, "brev": brev}
+NAMESPACE = {
+    "np": np,
+    "math": math,
+    "to_int": to_int,
+    "trips": trips,
+    "each": each,
+    "popc": popc,
+    "clz": clz,
+    "ffs": ffs,
+    "brev": brev,
+}
 NAMESPACE |= {"fma": fma, "bfloat16": np.dtype(ml_dtypes.bfloat16).type, "int64": np.int64}
 NAMESPACE |= {
     name: getattr(np, name)
-    for name in "int8 int16 int32 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool_".split()
+    for name in [
+        "int8",
+        "int16",
+        "int32",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "bool_",
+    ]
 }

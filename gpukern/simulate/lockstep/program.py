@@ -3,10 +3,10 @@
 Device functions are laid into the kernel where they are called, so a thread's whole state is one number, its program
 counter: which block it runs next. A block ends where control can change: in a jump, a branch, a barrier or the exit.
 
-The numbers are the heart of reconvergence. A block is numbered before the blocks that follow it, and a loop is numbered as
-one piece before whatever comes after the loop. The machine always runs the threads with the least number, so those that
-left a loop early, or took the short side of an `if`, wait at the first block that all of them must pass (the immediate
-post-dominator, where a card's reconvergence stack would hold them, too) until the others arrive.
+The numbers are the heart of reconvergence. A block is numbered before the blocks that follow it, and a loop is numbered
+as one piece before whatever comes after the loop. The machine always runs the threads with the least number, so those
+that left a loop early, or took the short side of an `if`, wait at the first block that all of them must pass (the
+immediate post-dominator, where a card's reconvergence stack would hold them, too) until the others arrive.
 """
 
 from dataclasses import dataclass, field

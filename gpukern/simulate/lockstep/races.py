@@ -1,20 +1,21 @@
 """Data races: two threads at one place, one of them writing, and nothing that orders the two.
 
-Beside a space lies its shadow. For each place (granule) it remembers the last write: who, when, and on which line. `when` is
-a clock that ticks at every barrier, so "since the last barrier" is one comparison. Two accesses by different threads are
+Beside a space lies its shadow. For each place (granule) it remembers the last write: who, when, and on which line.
+`When` is a clock that ticks at every barrier, so "since the last barrier" is one comparison. Two accesses by different
+threads are
 
     of one warp       ordered if the warp met in syncwarp (or at a barrier) in between,
     of one block      ordered if the block met at a barrier in between,
     of two blocks     ordered only if the whole grid met (cooperative grid.sync),
 
-and a race if they are not ordered, one of them writes, and not both are atomic. That a simulation runs them one after the
-other does not matter: on a card, either may come first.
+and a race if they are not ordered, one of them writes, and not both are atomic. That a simulation runs them one after
+the other does not matter: on a card, either may come first.
 
-A write that its thread followed by threadfence counts as published: whoever reads it has waited for an atomic, which the
-machine does not check.
+A write that its thread followed by threadfence counts as published: whoever reads it has waited for an atomic, which
+the machine does not check.
 
-Reads are only noted. They are held against the writes when the next barrier comes, and only if there were any; reads of an
-interval that goes on (no barrier yet, but too many notes) are folded into a table like that of the writes.
+Reads are only noted. They are held against the writes when the next barrier comes, and only if there were any; reads of
+an interval that goes on (no barrier yet, but too many notes) are folded into a table like that of the writes.
 """
 
 import numpy as np
@@ -129,7 +130,10 @@ class Shadow:
         you = machine.who(who)
         what = f"{me} {doing} {array}[{', '.join(map(str, index))}] ({line}), which {you}{several} {other} ({there})"
         if same:
-            kind, advice = "same_value_race", "Both write the same value, so the result stands; let one thread write it."
+            kind, advice = (
+                "same_value_race",
+                "Both write the same value, so the result stands; let one thread write it.",
+            )
         else:
             kind = "race"
             if who // machine.block_size == int(group.global_threads[first]) // machine.block_size:
@@ -156,12 +160,16 @@ class Shadow:
         )
 
     def _fold(self, group, place, line) -> None:
-        """Enter reads into their table: the last reader of a place, and whether there are several, and how far apart."""
+        """Enter reads into their table: the last reader of a place, whether there are several, how far apart."""
         if self.reads is None:
             self.reads = np.zeros(self.granules, np.int64)
         me = group.global_threads
         mine = np.broadcast_to(self.machine.stamp(group, line), group.n)
         old = self.reads[place]
+        if not old.any():
+            self.reads[place] = mine
+            if (self.reads[place] == mine).all():  # nobody else reads here, as is mostly so
+                return
         common = np.maximum(self.machine.common(old & _WHO, me), old >> _SEVERAL & 3)
         valid = (old != 0) & (old >> _CLOCK >= group.since(common, np.arange(group.n)))
         self.reads[place] = mine | np.where(valid, common, SAME) << _SEVERAL

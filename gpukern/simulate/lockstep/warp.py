@@ -11,7 +11,7 @@ class WarpFunctions:
     """What a Group does warp by warp."""
 
     def shuffle(self, kind: str, mask, value, by, line: str):
-        """Each thread gets `value` of another lane: `by` itself, or by lanes up, down, or xor. Off the warp: its own."""
+        """Each thread gets `value` of another lane: `by` itself, or by lanes up, down, xor. Off the warp: its own."""
         self._meet(mask, line, "a shuffle")
         lane, warp = self.warps.lane, self.warps.of
         by = np.asarray(by).astype(np.int64)
@@ -25,8 +25,8 @@ class WarpFunctions:
             me = self.machine.who(int(self.global_threads[first]))
             self.machine.report.add(
                 "divergent_warp",
-                f"{me} reads lane {source[first]} in a shuffle ({line}), but that lane is not taking part. Let all lanes that "
-                "are read execute the shuffle, outside of any branch.",
+                f"{me} reads lane {source[first]} in a shuffle ({line}), but that lane is not taking part. Let "
+                "all lanes that are read execute the shuffle, outside of any branch.",
                 line,
                 [me],
                 count=int(silent.sum()),
@@ -50,7 +50,7 @@ class WarpFunctions:
         return answer[self.warps.of]
 
     def match(self, kind: str, mask, value, line: str):
-        """any: the lanes that have this thread's value; all: (the lanes, True) if every lane has it, else (0, False)."""
+        """any: the lanes that have this thread's value; all: (the lanes, True) if all have it, else (0, False)."""
         self._meet(mask, line, "a match")
         table, there = self._table(per_thread(value, self.n))
         warp = self.warps.of
@@ -84,7 +84,9 @@ class WarpFunctions:
 
     def _bits(self, true: np.ndarray) -> np.ndarray:
         """One 32-bit mask a warp, as int64: the lanes for which `true` holds."""
-        return np.bincount(self.warps.of, weights=true * 2.0**self.warps.lane, minlength=self.warps.count).astype(np.int64)
+        return np.bincount(self.warps.of, weights=true * 2.0**self.warps.lane, minlength=self.warps.count).astype(
+            np.int64
+        )
 
     def _meet(self, mask, line: str, what: str) -> None:
         """A fault if `mask` names lanes of the warp that are elsewhere, or leaves out a thread that is here."""
