@@ -350,6 +350,23 @@ def test_a_lock_is_handed_on():
     assert (lock[0], total[0]) == (0, 4)
 
 
+def test_a_block_waits_for_a_flag_of_another_behind_its_barrier():
+    @cuda.jit
+    def kernel(flag, out):
+        tries = 0
+        if cuda.blockIdx.x == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                tries += 1
+        else:
+            cuda.syncthreads()
+            cuda.atomic.exch(flag, 0, 1)
+        out[cuda.grid(1)] = 1
+
+    out = np.zeros(2, np.int32)
+    clean(kernel, 2, 1, np.zeros(1, np.int32), out)
+    assert out.all()
+
+
 # --- warps and barriers ---
 
 

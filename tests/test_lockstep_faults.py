@@ -297,7 +297,9 @@ def test_a_loop_without_end_is_a_fault():
             pass
 
     (fault,) = run(cuda.jit(waits_for_nobody), 1, 1, floats(1)).faults
-    assert fault.kind == "hang" and "waits_for_nobody does not come to an end" in fault.message
+    lines = [waits_for_nobody.__code__.co_firstlineno + n for n in (1, 2)]
+    assert fault.kind == "hang" and fault.line in [f"test_lockstep_faults.py:{line}" for line in lines]
+    assert "waits_for_nobody does not come to an end: nobody changes what its" in fault.message
 
 
 def test_a_launch_raises_what_run_collects():

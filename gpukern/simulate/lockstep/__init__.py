@@ -23,10 +23,10 @@ keep those that are together together. The second is what a card does, costs wha
 operation, and leaves values that are the same for all threads (loop counters, sizes, tile offsets) as single numbers.
 
 How cost grows. With the number of blocks that threads run together, times a NumPy call for each operation: about a
-microsecond until some thousand threads are in flight, then in proportion to them. Uniform loops cost their trips; a loop
-that threads leave one by one costs its longest trip, with fewer threads each time; a branch on which a group parts costs
-both sides, and a copy of the registers that live on. Memory grows with the threads in flight (at most
-`machine.IN_FLIGHT`, or a block) and, for arrays that are written, with eight bytes an element for the race check.
+microsecond until some thousand threads are in flight, then in proportion to them. Uniform loops cost their trips; a
+loop that threads leave one by one costs its longest trip, with fewer threads each time; a branch on which a group parts
+costs both sides, and a copy of the registers that live on. Memory grows with the threads in flight (`machine.IN_FLIGHT`
+at most, or a block) and, for arrays that are written, with eight bytes an element for the race check.
 """
 
 from gpukern.simulate.lockstep.faults import Fault, FaultError, Refused, Report

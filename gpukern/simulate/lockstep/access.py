@@ -48,6 +48,7 @@ class Access:
             view.space.shadow.write(self, element, view, line, value)
         if type(element) is not np.ndarray and type(value) is np.ndarray:
             value = value[-1]
+        self.machine.changes += 1
         view.flat[element] = value
 
     def atomic(self, name: str, view: View, index: tuple, value, line: str, expected=None, wanted: bool = True):
@@ -61,6 +62,7 @@ class Access:
             view.space.shadow.write(self, element, view, line, atomic=True)
         element, value = per_thread(element, self.n), per_thread(value, self.n)
         if not wanted and name in _ATOMICS:
+            self.machine.changes += 1
             _ATOMICS[name].at(view.flat, element, value)
             return None
         # Threads that meet at an element take turns: in turn k, the k-th of each element.
@@ -73,11 +75,13 @@ class Access:
         expected = None if expected is None else per_thread(expected, self.n)
         for now in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
             place = element[now]
-            old[now] = view.flat[place]
+            old[now] = found = view.flat[place]
             if name in _ATOMICS:
-                view.flat[place] = _ATOMICS[name](old[now], value[now])
+                new = _ATOMICS[name](found, value[now])
             else:
-                view.flat[place] = _STEPWISE[name](old[now], value[now], None if expected is None else expected[now])
+                new = _STEPWISE[name](found, value[now], None if expected is None else expected[now])
+            self.machine.changes += (new != found).any()
+            view.flat[place] = new
         return old
 
     def fence(self) -> None:

@@ -8,16 +8,18 @@ from gpukern.simulate.lockstep.group import Group, join
 class Barriers:
     """What a Machine does with threads that are parked at barriers."""
 
-    def release(self):
-        """Let the parked threads go on whose block has arrived as a whole; returns their program counter if all have.
+    def release_all(self) -> int:
+        """All threads stand at one barrier: they go on; returns their program counter."""
+        pc, kind, _, group, predicate, result = self.parked.pop()
+        self._met(None, kind)
+        self._deliver(group, kind, predicate, result)
+        return pc
 
-        If no thread can run and no block is complete, the barrier is divergent: a fault, after which all go on.
+    def release(self, only_complete: bool) -> bool:
+        """Let the parked threads go on whose block has arrived as a whole. Returns whether there were any.
+
+        If there are none (and not only_complete), the barrier is divergent: a fault, after which all go on.
         """
-        if len(self.parked) == 1 and self.parked[0][3].n == self.threads:
-            pc, kind, line, group, predicate, result = self.parked.pop()
-            self._met(None, kind)
-            self._deliver(group, kind, predicate, result)
-            return pc
         arrived = {}
         for pc, kind, _, group, _, _ in self.parked:
             here = np.bincount(self.block_of[group.lanes], minlength=self.blocks)
@@ -28,15 +30,19 @@ class Barriers:
             ready[pc, kind] = done if kind != "grid" or (here == self.alive).all() else done & False
         complete = any(done.any() for done in ready.values())
         if not complete:
+            if only_complete:
+                return False
             self._divergent(arrived)
             ready = {key: here > 0 for key, here in arrived.items()}
-        left_early = (self.alive < self.block_size) & (self.alive > 0)
+        left_early = self.alive < self.block_size
         parked, self.parked, gone = self.parked, [], np.zeros(self.blocks, bool)
         merged = {}
         for pc, kind, line, group, predicate, result in parked:
-            go = ready[pc, kind][self.block_of[group.lanes]]
-            if complete and (go & left_early[self.block_of[group.lanes]]).any():
-                self._left_early(group, np.flatnonzero(go & left_early[self.block_of[group.lanes]]), line)
+            block = self.block_of[group.lanes]
+            go = ready[pc, kind][block]
+            alone = go & (left_early.any() if kind == "grid" else left_early[block])
+            if complete and alone.any():
+                self._left_early(group, np.flatnonzero(alone), line, "grid" if kind == "grid" else "block")
             if predicate is not None:
                 group.r["$predicate"] = predicate
             if go.any():
@@ -51,7 +57,7 @@ class Barriers:
             group = join(groups)
             self._deliver(group, kind, group.r.pop("$predicate", None), result)
             self.wait(pc, group)
-        return None
+        return True
 
     def _met(self, blocks, kind: str) -> None:
         """The blocks (None: all) met at a barrier: what they did before it is ordered with what they do now."""
@@ -91,11 +97,11 @@ class Barriers:
             advice = "Every thread of a block must reach the same syncthreads(): move it out of the branch or loop."
         self.report.add("divergent_barrier", f"{' while '.join(places)}. {advice}", line, threads)
 
-    def _left_early(self, group: Group, which: np.ndarray, line: str) -> None:
+    def _left_early(self, group: Group, which: np.ndarray, line: str, of: str) -> None:
         me = self.who(int(group.global_threads[which[0]]))
         self.report.add(
             "divergent_barrier",
-            f"{me} waits at {line}, but other threads of its block have returned before it. Let every thread reach the "
+            f"{me} waits at {line}, but other threads of its {of} have returned before it. Let every thread reach the "
             "barrier: guard the work, not the whole kernel, with the bounds check.",
             line,
             [me],

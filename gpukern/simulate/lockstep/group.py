@@ -82,7 +82,7 @@ class Group(Access, WarpFunctions):
         m = self.machine
         m.count("barriers", line, self.warps.count)
         m.parked.append((pc, kind, line, self, predicate, result))
-        return m.release() if self.n == m.threads else None
+        return m.release_all() if self.n == m.threads else None
 
     def exit(self):
         self.machine.alive -= np.bincount(self.machine.block_of[self.lanes], minlength=self.machine.blocks)

@@ -13,14 +13,14 @@ from gpukern.simulate.lockstep import races
 from gpukern.simulate.lockstep.barriers import Barriers
 from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.group import Group, join
-from gpukern.simulate.lockstep.memory import POISON, Space, take
+from gpukern.simulate.lockstep.memory import POISON, Space, equal, take
 
 # Threads that run at once. Enough to make NumPy's cost per call small, few enough to stay in the processor's cache.
 IN_FLIGHT = 1 << 15
 _SHARED_IN_FLIGHT = 1 << 25  # bytes
-# Blocks run in a row while other threads wait, before those get a turn (they may hold the lock that is waited for).
-_PATIENCE = 4_000
-_MOST_STEPS = 2_000_000
+# Steps (a block, run by a group) before others get a look in; turns without a change of memory after which a group is
+# taken to spin though its registers change (it counts its tries); steps after which a kernel is taken to hang.
+_TURN, _QUIET_TURNS, _MOST_STEPS = 200, 100, 2_000_000
 
 
 class _Stopped(Exception):
@@ -46,6 +46,7 @@ class Machine(Barriers):
         self.live = code.live
         self.fenced = np.zeros(self.grid_size * self.block_size, np.int64) if code.fences else None
         self.clock = 1
+        self.changes = 0  # of memory: stores, and atomics that changed something
         self.shadows = []
         self.shared, self.constants = None, {}
         self._lines, self._line_ids = [""], {}
@@ -80,6 +81,7 @@ class Machine(Barriers):
         self.specials = self._coordinates(thread, self.block_of + first)
         self.alive = np.full(blocks, self.block_size)
         self.waiting, self.parked = {}, []
+        self.spinning, self.seen = {}, {}
         self.tick()
         self.block_sync = self.clock
         self.warp_sync = np.full(self.warp_of[-1] + 1, self.clock)
@@ -111,49 +113,54 @@ class Machine(Barriers):
 
     def wait(self, pc: int, group: Group) -> None:
         self.waiting.setdefault(pc, []).append(group)
+        self.spinning.pop(pc, None)  # who was there alone is not alone now
 
     def _run(self) -> None:
-        """Always run the threads with the least program counter, until all have left."""
-        blocks, steps, patience = self.code.blocks, 0, _PATIENCE
-        while True:
-            if not self.waiting:
-                if not self.parked:
-                    return
-                self.release()
+        """Always run the threads with the least program counter, until all have left.
+
+        But not those that spin (on a lock, a flag): they change nothing until others have changed memory.
+        """
+        blocks, steps = self.code.blocks, 0
+        while self.waiting or self.parked:
+            ready = sorted(pc for pc in self.waiting if self.spinning.get(pc) != self.changes)
+            if not ready:
+                self._no_thread_can_go_on()
                 continue
-            pcs = sorted(self.waiting)
-            pc = pcs[0]
-            if patience <= 0:
-                patience = _PATIENCE
-                pc = pcs[-1]  # out of turn
+            pc, others = ready[0], ready[1] if len(ready) > 1 else math.inf
             try:
                 group = join(self.waiting.pop(pc))
             except TypeError as error:
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
-            others = min(self.waiting, default=math.inf)
-            size = len(self.waiting)
-            while pc is not None:
+            size, turn_ends = len(self.waiting), steps + _TURN
+            while pc is not None and pc < others and len(self.waiting) == size and steps < turn_ends:
                 pc = blocks[pc](group)
                 steps += 1
-                patience -= 1
-                if steps > _MOST_STEPS and pc is not None:
-                    self._hang(pc)
-                if len(self.waiting) != size or (pc is not None and pc >= others) or patience <= 0:
-                    break
-            patience = patience if pc is not None and pc < others else _PATIENCE
-            if pc is not None:
-                self.wait(pc, group)
-            elif not self.waiting and not self.parked:
-                return
+            if pc is None:
+                continue
+            if steps > _MOST_STEPS:
+                self._hang(pc, f"after {_MOST_STEPS:,} steps it is still at")
+            self.wait(pc, group)
+            if steps >= turn_ends:
+                self._look_for_spinning(pc, group)
 
-    def _hang(self, pc: int) -> None:
+    def _look_for_spinning(self, pc: int, group: Group) -> None:
+        """Threads that come back to where they were, with registers and memory unchanged, will do so for ever."""
+        changes, n, registers, turns = self.seen.get(pc, (None, 0, None, 0))
+        quiet = changes == self.changes and n == group.n
+        turns = turns + 1 if quiet else 0
+        others = self.parked or len(self.waiting) > 1
+        if quiet and ((turns > _QUIET_TURNS and others) or equal(registers, group.r)):
+            self.spinning[pc] = self.changes
+        self.seen[pc] = self.changes, group.n, dict(group.r), turns
+
+    def _no_thread_can_go_on(self) -> None:
+        """All wait: at barriers, or spinning. Barriers that are met come first; spinning alone is a hang."""
+        if not self.release(only_complete=bool(self.waiting)) and self.waiting:
+            self._hang(min(self.waiting), "nobody changes what its threads wait for at")
+
+    def _hang(self, pc: int, how: str) -> None:
         line = self.code.line_of_block[pc]
-        self.report.add(
-            "hang",
-            f"{self.code.name} does not come to an end: after {_MOST_STEPS:,} steps it is still at {line}. "
-            "Does a loop wait for something that no thread does, or does its condition never change?",
-            line,
-        )
+        self.report.add("hang", f"{self.code.name} does not come to an end: {how} {line}.", line)
         raise _Stopped
 
     def count(self, name: str, line: str, n: int) -> None:

@@ -129,6 +129,19 @@ def take(value, which):
     return value
 
 
+def equal(a, b) -> bool:
+    """Do two registers, or dicts of registers, hold the same?"""
+    if a is b:
+        return True
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(equal, a, b))
+    if type(a) is View:
+        return a.space is b.space and equal((a.offset, a.shape, a.strides), (b.offset, b.shape, b.strides))
+    return np.array_equal(a, b)
+
+
 def merge(values: list, sizes: list, order: np.ndarray):
     """The values of several groups as one register: laid one after the other, then brought into thread order.
 
