@@ -367,6 +367,21 @@ def test_a_block_waits_for_a_flag_of_another_behind_its_barrier():
     assert out.all()
 
 
+def test_atomics_that_change_nothing_are_no_hang():
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.threadIdx.x
+        if i % 2:
+            for j in range(1000):
+                cuda.atomic.max(out, 0, x[j])
+        cuda.syncthreads()
+        out[1 + i] = cuda.shfl_xor_sync(0xFFFFFFFF, i, 1)
+
+    out = np.full(33, 7)
+    clean(kernel, 1, 32, np.zeros(1000, np.int64), out)
+    assert out.tolist() == [7, *(np.arange(32) ^ 1)]
+
+
 # --- warps and barriers ---
 
 

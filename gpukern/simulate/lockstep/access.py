@@ -80,7 +80,10 @@ class Access:
                 new = _ATOMICS[name](found, value[now])
             else:
                 new = _STEPWISE[name](found, value[now], None if expected is None else expected[now])
-            self.machine.changes += (new != found).any()
+            if (new != found).any():
+                self.machine.changes += 1
+            else:
+                self.machine.tries += 1
             view.flat[place] = new
         return old
 

@@ -18,9 +18,8 @@ from gpukern.simulate.lockstep.memory import POISON, Space, equal, take
 # Threads that run at once. Enough to make NumPy's cost per call small, few enough to stay in the processor's cache.
 IN_FLIGHT = 1 << 15
 _SHARED_IN_FLIGHT = 1 << 25  # bytes
-# Steps (a block, run by a group) before others get a look in; turns without a change of memory after which a group is
-# taken to spin though its registers change (it counts its tries); steps after which a kernel is taken to hang.
-_TURN, _QUIET_TURNS, _MOST_STEPS = 200, 100, 2_000_000
+# Steps (a block, run by a group) before others get a look in, and steps after which a kernel is taken to hang.
+_TURN, _MOST_STEPS = 200, 2_000_000
 
 
 class _Stopped(Exception):
@@ -46,7 +45,7 @@ class Machine(Barriers):
         self.live = code.live
         self.fenced = np.zeros(self.grid_size * self.block_size, np.int64) if code.fences else None
         self.clock = 1
-        self.changes = 0  # of memory: stores, and atomics that changed something
+        self.changes = self.tries = 0  # stores and atomics that changed memory, and atomics that did not
         self.shadows = []
         self.shared, self.constants = None, {}
         self._lines, self._line_ids = [""], {}
@@ -81,7 +80,7 @@ class Machine(Barriers):
         self.specials = self._coordinates(thread, self.block_of + first)
         self.alive = np.full(blocks, self.block_size)
         self.waiting, self.parked = {}, []
-        self.spinning, self.seen = {}, {}
+        self.spinning, self.stuck, self.seen = {}, {}, {}
         self.tick()
         self.block_sync = self.clock
         self.warp_sync = np.full(self.warp_of[-1] + 1, self.clock)
@@ -114,6 +113,7 @@ class Machine(Barriers):
     def wait(self, pc: int, group: Group) -> None:
         self.waiting.setdefault(pc, []).append(group)
         self.spinning.pop(pc, None)  # who was there alone is not alone now
+        self.stuck.pop(pc, None)
 
     def _run(self) -> None:
         """Always run the threads with the least program counter, until all have left.
@@ -144,19 +144,26 @@ class Machine(Barriers):
                 self._look_for_spinning(pc, group)
 
     def _look_for_spinning(self, pc: int, group: Group) -> None:
-        """Threads that come back to where they were, with registers and memory unchanged, will do so for ever."""
-        changes, n, registers, turns = self.seen.get(pc, (None, 0, None, 0))
-        quiet = changes == self.changes and n == group.n
-        turns = turns + 1 if quiet else 0
-        others = self.parked or len(self.waiting) > 1
-        if quiet and ((turns > _QUIET_TURNS and others) or equal(registers, group.r)):
-            self.spinning[pc] = self.changes
-        self.seen[pc] = self.changes, group.n, dict(group.r), turns
+        """Threads that come back to where they were, with registers and memory unchanged, will do so for ever.
+
+        Those whose registers change (they count their tries), but whose atomics change nothing, may: others go first.
+        """
+        changes, n, registers, tries = self.seen.get(pc, (None, 0, None, 0))
+        if changes == self.changes and n == group.n:
+            for_ever = equal(registers, group.r)
+            if for_ever or tries < self.tries:
+                self.spinning[pc] = self.changes
+            if for_ever:
+                self.stuck[pc] = self.changes
+        self.seen[pc] = self.changes, group.n, dict(group.r), self.tries
 
     def _no_thread_can_go_on(self) -> None:
-        """All wait: at barriers, or spinning. Barriers that are met come first; spinning alone is a hang."""
-        if not self.release(only_complete=bool(self.waiting)) and self.waiting:
+        """All wait: at barriers, or spinning. Barriers that are met come first; to spin for ever is a hang."""
+        if self.release(only_complete=bool(self.waiting)) or not self.waiting:
+            return
+        if all(self.stuck.get(pc) == self.changes for pc in self.waiting):
             self._hang(min(self.waiting), "nobody changes what its threads wait for at")
+        self.spinning = dict(self.stuck)
 
     def _hang(self, pc: int, how: str) -> None:
         line = self.code.line_of_block[pc]
