@@ -196,22 +196,5 @@ SPECIAL = {
     cuda.match_any_sync: _match("any"),
     cuda.match_all_sync: _match("all"),
 }
-SPECIAL |= {
-    getattr(cuda.atomic, name): _atomic(name)
-    for name in [
-        "add",
-        "sub",
-        "max",
-        "min",
-        "nanmax",
-        "nanmin",
-        "and_",
-        "or_",
-        "xor",
-        "inc",
-        "dec",
-        "exch",
-        "cas",
-        "compare_and_swap",
-    ]
-}
+_ATOMICS = "add sub max min nanmax nanmin and_ or_ xor inc dec exch cas compare_and_swap"
+SPECIAL |= {getattr(cuda.atomic, name): _atomic(name) for name in _ATOMICS.split()}

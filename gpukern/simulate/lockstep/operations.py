@@ -46,37 +46,13 @@ OPERATORS |= {
 }
 OPERATORS |= {operator.iand: "{0} & {1}", operator.ior: "{0} | {1}"}
 
-_SAME_NAME = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "sin",
-    "cos",
-    "tan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "floor",
-    "ceil",
-    "trunc",
-    "fabs",
-    "hypot",
-    "fmod",
-    "copysign",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "degrees",
-    "radians",
-    "ldexp",
-]
-FUNCTIONS = {getattr(math, name): f"np.{name}({{0}})" for name in _SAME_NAME if hasattr(math, name)}
-FUNCTIONS |= {getattr(math, name): f"np.{name}({{0}}, {{1}})" for name in ("hypot", "fmod", "copysign", "ldexp")}
+_ONE_ARGUMENT = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan sinh cosh tanh floor ceil trunc fabs isnan isinf isfinite "
+    "degrees radians"
+)
+_TWO_ARGUMENTS = "hypot fmod copysign ldexp"
+FUNCTIONS = {getattr(math, name): f"np.{name}({{0}})" for name in _ONE_ARGUMENT.split() if hasattr(math, name)}
+FUNCTIONS |= {getattr(math, name): f"np.{name}({{0}}, {{1}})" for name in _TWO_ARGUMENTS.split()}
 FUNCTIONS |= {
     math.pow: "np.power({0}, {1})",
     math.acos: "np.arccos({0})",
@@ -106,38 +82,18 @@ FUNCTIONS |= {
     cuda.selp: "np.where({0}, {1}, {2})[()]",
 }
 # libdevice, under its own names: `fast_expf` is `expf`, and both are exp of float32.
-_LIBDEVICE = {
-    name: f"np.{name}({{0}})"
-    for name in [
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "log10",
-        "sqrt",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "floor",
-        "ceil",
-    ]
-}
-_LIBDEVICE |= {
+_SAME_NAME = "exp exp2 log log2 log10 sqrt sin cos tan sinh cosh tanh floor ceil"
+_LIBDEVICE = {name: f"np.{name}({{0}})" for name in _SAME_NAME.split()} | {
     "fabs": "abs({0})",
     "rsqrt": "1 / np.sqrt({0})",
-    "erf": "each(math.erf, {0})",
     "rcbrt": "1 / np.cbrt({0})",
-}
-_LIBDEVICE |= {
+    "erf": "each(math.erf, {0})",
     "pow": "{0} ** {1}",
+    "fdivide": "{0} / {1}",
     "fmax": "np.fmax({0}, {1})",
     "fmin": "np.fmin({0}, {1})",
     "fma": "fma({0}, {1}, {2})",
 }
-_LIBDEVICE |= {"fdivide": "{0} / {1}", "fdividef": "{0} / {1}"}
 FUNCTIONS |= {
     getattr(libdevice, name): template
     for base, template in _LIBDEVICE.items()
@@ -259,33 +215,7 @@ def _bits(x):
 
 
 # The names that generated source may use.
-NAMESPACE = {
-    "np": np,
-    "math": math,
-    "to_int": to_int,
-    "trips": trips,
-    "each": each,
-    "popc": popc,
-    "clz": clz,
-    "ffs": ffs,
-    "brev": brev,
-}
-NAMESPACE |= {"fma": fma, "bfloat16": np.dtype(ml_dtypes.bfloat16).type, "int64": np.int64}
-NAMESPACE |= {
-    name: getattr(np, name)
-    for name in [
-        "int8",
-        "int16",
-        "int32",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "bool_",
-    ]
-}
+_TYPES = "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+NAMESPACE = {"np": np, "math": math, "bfloat16": np.dtype(ml_dtypes.bfloat16).type}
+NAMESPACE |= {function.__name__: function for function in (to_int, trips, each, popc, clz, ffs, brev, fma)}
+NAMESPACE |= {name: getattr(np, name) for name in _TYPES.split()}
