@@ -1,4 +1,4 @@
-"""The eight-stage table that `gpukern layer` prints: what each part moves and computes, how long it takes, whether it is right."""
+"""The eight-stage table of `gpukern layer`: what each part moves and computes, how long it takes, if it is right."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -81,9 +81,9 @@ def _checked(row, here) -> dict:
 
 
 def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
-    """(error, tolerance) of every part and of the whole, run on the simulated GPU; None where that would take too long."""
-    languages = {part.version.partition("_")[0] for part in plan.parts}
-    if any(part.version == "torch_compile" for part in plan.parts) or flops > min(SIMULATED_FLOPS[x] for x in languages):
+    """(error, tolerance) of every part and of the whole, run on the simulated GPU; None if that would take too long."""
+    versions = {part.version for part in plan.parts}
+    if "torch_compile" in versions or flops > min(SIMULATED_FLOPS[version.partition("_")[0]] for version in versions):
         return None
     x, cache = layer.inputs(step)
     state = layer.start(x, cache)
@@ -111,8 +111,9 @@ def as_rich(table: dict) -> Table:
         f"B={step['B']} T={step['T']} S={step['S']}, {table['dtype']}, plan {table['plan']}"
     )
     out = Table(title=title, caption=_caption(table))
+    left = ("part", "kernel", "reads back", "check")
     for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "time µs", "of limit", "error", "check"):
-        out.add_column(heading, justify="left" if heading in ("part", "kernel", "reads back", "check") else "right")
+        out.add_column(heading, justify="left" if heading in left else "right", overflow="fold")
     for entry in table["parts"]:
         out.add_row(entry["part"], entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
     total = table["total"]
@@ -128,16 +129,24 @@ def _cells(entry: dict, trips: str) -> list[str]:
 
     verdict = "-"
     if entry["error"] is not None:
-        verdict = ("right" if entry["error"] <= entry["tolerance"] else "WRONG") + f" ({entry['check']})"
+        verdict = f"{'right' if entry['error'] <= entry['tolerance'] else 'WRONG'}, {entry['check']}"
     return [
-        f"{entry['bytes']:,}",
-        f"{entry['flops']:,}",
+        _si(entry["bytes"], "B"),
+        _si(entry["flops"], "FLOP"),
         trips,
         shown(entry["time_us"], "{:,.1f}"),
         shown(entry["share"], "{:.0%}"),
         shown(entry["error"], "{:.1e}"),
         verdict,
     ]
+
+
+def _si(n: float, unit: str) -> str:
+    """n with three digits and a decimal prefix: 1234567 -> 1.23 M."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if n < 1000 or prefix == "T":
+            return f"{n:.3g} {prefix}{unit}"
+        n /= 1000
 
 
 def _caption(table: dict) -> str:
