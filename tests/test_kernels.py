@@ -1,11 +1,17 @@
 """kernels: every version of every operation gives the reference's numbers, and refuses what it cannot compute."""
 
 import functools
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import gpukern
 from gpukern import device
 from gpukern.kernels import OPS
 from gpukern.kernels.attention import reference as attention_reference
@@ -140,9 +146,11 @@ def test_any_stride_is_right_or_refused(op, version):
 
 
 @pytest.mark.parametrize("op, version", each(KERNELS))
-def test_refuses_a_wrong_dtype_and_a_wrong_device(op, version):
+def test_refuses_a_wrong_type_dtype_or_device(op, version):
     inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
     for name, tensor in tensors(inputs).items():
+        with pytest.raises(InputError, match="ndarray"):
+            op.versions[version](**with_tensor(inputs, name, tensor.cpu().numpy()))
         with pytest.raises(InputError, match="float64"):
             op.versions[version](**with_tensor(inputs, name, tensor.double()))
         if len(tensors(inputs)) > 1:
@@ -226,7 +234,11 @@ def test_refuses_an_impossible_tile(op, version, tile, names):
 def other_tiles(version) -> list:
     """Tiles that a learner may choose, away from the default."""
     if version.language == "numba":
-        return [{"threads": 32}] if "threads" in version.tile else [{"BM": 8, "BN": 4, "BK": 32}, {"BM": 4, "BK": 3}]
+        return (
+            [{"threads": 32}]
+            if "threads" in version.tile
+            else [{"BM": 8, "BN": 4, "BK": 32}, {"BM": 16, "BN": 8, "BK": 5}]
+        )
     tiles = [{"BM": 16, "BN": 32}, {"BM": 32, "BN": 16, "BK": 64, "warps": 2, "stages": 1}, {"BN": 16, "warps": 1}]
     return [{name: n for name, n in tile.items() if name in version.tile} for tile in tiles]
 
@@ -334,3 +346,87 @@ def test_costs_are_whole_numbers(op):
             read = sum(t.nbytes for name, t in tensors(inputs).items() if "cache" not in name)
             if op.name != "softmax" and all(shape.values()):
                 assert cost[1] > read
+
+
+# Runs in a process of its own, where Triton is the compiler and not the interpreter: it needs no card for that.
+COMPILE = """
+import json, sys, types
+package = types.ModuleType("gpukern")  # without its __init__, which would choose the interpreter
+package.__path__ = [sys.argv[1]]
+sys.modules["gpukern"] = package
+
+import importlib
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from gpukern.device import CARDS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def compiled(ladder, kernel, dtype, card, warps, stages, **constants):
+    # Every argument a multiple of 16, pointers aligned, the innermost strides 1: what the layer launches.
+    fn = getattr(importlib.import_module(f"gpukern.kernels.{ladder}.triton_ladder"), kernel)
+    defaults = {n: p.default for n, p in fn.signature.parameters.items() if p.default is not p.empty}
+    inner = {n: 1 for n in fn.arg_names if n in ("stride_ak", "stride_wn", "stride_rn", "stride_xc", "stride_qd",
+                                                 "stride_kd", "stride_ps", "stride_vd")}
+    constants = defaults | inner | constants
+    kinds = {"eps": "fp32", "scale": "fp32"}
+    types = {n: "constexpr" if n in constants else kinds.get(n, "*" + dtype if n.endswith("_ptr") else "i32")
+             for n in fn.arg_names}
+    at = {n: (i,) for i, n in enumerate(fn.arg_names)}
+    aligned = {at[n]: [["tt.divisibility", 16]] for n, kind in types.items() if kind not in ("constexpr", "fp32")}
+    source = triton.compiler.ASTSource(fn, types, {at[n]: c for n, c in constants.items()}, aligned)
+    major, minor = CARDS[card].compute_capability
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options).metadata.shared
+
+
+rows = []
+for case in json.loads(sys.argv[2]):
+    got = compiled(**case)
+    constants = {n: case[n] for n in ("BM", "BN", "BK", "D") if n in case}
+    wanted = None
+    if "BM" in case:
+        room = "attention" if case["ladder"] == "attention" else "matmul"
+        formula = importlib.import_module(f"gpukern.kernels.{room}.triton_ladder").shared_bytes
+        wanted = formula(**constants, warps=case["warps"], stages=case["stages"], dtype=DTYPES[case["dtype"]],
+                         on=CARDS[case["card"]])
+    rows.append((got, wanted))
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_triton_kernel_compiles_and_takes_the_shared_memory_of_the_formula():
+    tile = {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3}
+    small = {"BM": 64, "BN": 64, "BK": 32, "warps": 4, "stages": 2}
+    decode = {"BM": 16, "BN": 64, "BK": 64, "warps": 4, "stages": 4}
+    flash = {"BM": 64, "BN": 64, "D": 64, "warps": 4, "stages": 2, "CAUSAL": True}
+    plain = {"bias_ptr": None, "residual_ptr": None, "GELU": False}
+    one = {"warps": 4, "stages": 1}
+    cases = [
+        {"ladder": "matmul", "kernel": "_matmul_kernel", "GELU": True, **tile},
+        {"ladder": "matmul", "kernel": "_matmul_kernel", **plain, **decode},
+        {"ladder": "qkv", "kernel": "_qkv_kernel", "gamma_ptr": None, "beta_ptr": None, **tile},
+        {"ladder": "qkv", "kernel": "_qkv_kernel", **tile},
+        {"ladder": "scores", "kernel": "_scores_kernel", **small},
+        {"ladder": "values", "kernel": "_values_kernel", **small},
+        {"ladder": "attention", "kernel": "_attention_flash_kernel", **flash},
+        {"ladder": "softmax", "kernel": "_softmax_kernel", "CAUSAL": True, "BN": 1024, **one},
+        {"ladder": "layernorm", "kernel": "_layernorm_kernel", "BC": 1024, **one},
+        {"ladder": "gelu", "kernel": "_gelu_kernel", "BN": 1024, **one},
+        {"ladder": "vector_add", "kernel": "_vector_add_kernel", "BN": 1024, **one},
+    ]
+    cases = [{**case, "dtype": dtype, "card": "H200"} for case in cases for dtype in ("bf16", "fp32")]
+    cases.append({**cases[0], "card": "A100"})
+    command = [sys.executable, "-c", COMPILE, str(Path(gpukern.__file__).parent), json.dumps(cases)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for case, (shared, formula) in zip(cases, json.loads(done.stdout), strict=True):
+        if case["kernel"] == "_qkv_kernel" and "gamma_ptr" not in case:
+            assert shared > formula, case  # the normalised tile of x has room of its own
+        else:
+            assert formula is None or shared == formula, case
