@@ -113,7 +113,7 @@ def as_rich(table: dict) -> Table:
     out = Table(title=title, caption=_caption(table))
     left = ("part", "kernel", "reads back", "check")
     for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "time µs", "of limit", "error", "check"):
-        out.add_column(heading, justify="left" if heading in left else "right", overflow="fold")
+        out.add_column(heading, justify="left" if heading in left else "right", no_wrap=heading in ("part", "kernel"))
     for entry in table["parts"]:
         out.add_row(entry["part"], entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
     total = table["total"]
