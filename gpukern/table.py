@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.table import Table
 
 from gpukern import device, measure
@@ -110,14 +111,14 @@ def as_rich(table: dict) -> Table:
         f"{config['name']}: C={config['C']} H={config['H']} F={config['F']}, {step['phase']} "
         f"B={step['B']} T={step['T']} S={step['S']}, {table['dtype']}, plan {table['plan']}"
     )
-    out = Table(title=title, caption=_caption(table))
+    out = Table(title=title, caption=_caption(table), box=box.SIMPLE, collapse_padding=True, pad_edge=False)
     left = ("part", "kernel", "reads back", "check")
-    for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "time µs", "of limit", "error", "check"):
-        out.add_column(heading, justify="left" if heading in left else "right", no_wrap=heading in ("part", "kernel"))
+    for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "µs", "limit", "error", "check"):
+        out.add_column(heading, justify="left" if heading in left else "right", no_wrap=heading != "reads back")
     for entry in table["parts"]:
-        out.add_row(entry["part"], entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
+        out.add_row(entry["part"].replace("+", "+\n"), entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
     total = table["total"]
-    launches = "compiler's choice" if total["launches"] is None else f"{total['launches']} launches"
+    launches = f"{total['launches'] or '?'} launches"
     out.add_section()
     out.add_row("all", launches, *_cells(total, f"{total['round_trips']} round trips"))
     return out
@@ -129,10 +130,10 @@ def _cells(entry: dict, trips: str) -> list[str]:
 
     verdict = "-"
     if entry["error"] is not None:
-        verdict = f"{'right' if entry['error'] <= entry['tolerance'] else 'WRONG'}, {entry['check']}"
+        verdict = "right" if entry["error"] <= entry["tolerance"] else "WRONG"
     return [
-        _si(entry["bytes"], "B"),
-        _si(entry["flops"], "FLOP"),
+        _si(entry["bytes"]),
+        _si(entry["flops"]),
         trips,
         shown(entry["time_us"], "{:,.1f}"),
         shown(entry["share"], "{:.0%}"),
@@ -141,11 +142,11 @@ def _cells(entry: dict, trips: str) -> list[str]:
     ]
 
 
-def _si(n: float, unit: str) -> str:
+def _si(n: float) -> str:
     """n with three digits and a decimal prefix: 1234567 -> 1.23 M."""
     for prefix in ("", "k", "M", "G", "T"):
         if n < 1000 or prefix == "T":
-            return f"{n:.3g} {prefix}{unit}"
+            return f"{n:.3g} {prefix}".rstrip()
         n /= 1000
 
 
@@ -153,7 +154,9 @@ def _caption(table: dict) -> str:
     sources = sorted({entry["time_source"] for entry in table["parts"] if entry["time_source"]})
     lines = [f"Times: {', '.join(sources)}." if sources else "No times."]
     lines += sorted({e["status"] for e in (*table["parts"], table["total"]) if e["status"] and e["status"] != "ok"})
-    if table["total"]["check"] != "counted" and table["mode"] == "counted":
+    check = table["total"]["check"]
+    lines.append(f"Check against float64: {check}." if check else "Not checked.")
+    if check != "counted" and table["mode"] == "counted":
         lines.append("Not run here: it would take the simulated GPU too long.")
     return "\n".join(lines)
 
