@@ -6,11 +6,16 @@ next picture. So the pixels of each text are kept, and the next picture takes a 
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
+
+from gpukern.figures.style import INK, SMALL, TEXT
 
 
 class Labels:
@@ -27,35 +32,53 @@ class Labels:
                 text.set_visible(False)
         self._used.clear()
 
-    def put(self, axes, x: float, y: float, said: str, ground: str | None = None, **look) -> None:
-        """Write `said` at x, y of `axes`; `ground` is the colour of a box behind it, `look` what Text takes."""
+    def put(
+        self,
+        axes,
+        x: float,
+        y: float,
+        said: str,
+        size: float = TEXT,
+        color: str = INK,
+        ha: str = "center",
+        va: str = "center",
+        bold: bool = False,
+        italic: bool = False,
+        rotation: float = 0,
+        ground: str | None = None,
+    ) -> None:
+        """Write `said` at x, y of `axes`, in points; `ground` is the colour of a box behind it."""
         texts, n = self._made.setdefault(axes, []), self._used.get(axes, 0)
         self._used[axes] = n + 1
         if n == len(texts):
             texts.append(axes.add_artist(_Label(clip_on=False, transform=axes.transData)))
-        look = {"fontweight": "normal", "style": "normal", "linespacing": 1.2, **look}
+        weight, style = "bold" if bold else "normal", "italic" if italic else "normal"
+        look = {"fontsize": size, "color": color, "ha": ha, "va": va, "fontweight": weight, "style": style}
+        look |= {"rotation": rotation, "linespacing": 1.25}
         texts[n].update({**look, "position": (x, y), "text": said, "visible": True})
-        texts[n].ground = ground
+        texts[n].look, texts[n].ground = tuple(look.items()), ground
+
+    def scale(
+        self, axes, grid: LineCollection, top: float | None, write: Callable[[float], str] = "{:,.10g}".format
+    ) -> None:
+        """Put `grid` at round numbers from 0 to `top` across the axes, and write them on the left. None: no grid."""
+        left, right = axes.get_xlim()
+        values = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(0, top) if top else []
+        values = [y for y in values if 0 <= y <= top]
+        grid.set_segments([[(left, y), (right, y)] for y in values])
+        for y in values:
+            self.put(axes, left - 0.007 * (right - left), y, write(y), SMALL, ha="right")
 
 
 class _Label(Text):
     """A Text whose pixels are copied from the last one that said the same in the same look."""
 
-    ground = None
+    look, ground = (), None
 
     def draw(self, renderer) -> None:
         if not self.get_visible() or not self.get_text():
             return
-        look = (
-            ("fontsize", self.get_fontsize()),
-            ("fontweight", self.get_fontweight()),
-            ("style", self.get_style()),
-            ("color", self.get_color()),
-            ("ha", self.get_ha()),
-            ("va", self.get_va()),
-            ("linespacing", self._linespacing),
-        )
-        pixels, left, low = _pixels(self.get_text(), look, self.ground, renderer.dpi)
+        pixels, left, low = _pixels(self.get_text(), self.look, self.ground, renderer.dpi)
         x, y = self.get_transform().transform(self.get_position())
         graphics = renderer.new_gc()
         renderer.draw_image(graphics, round(x + left), round(y + low), pixels)

@@ -27,30 +27,21 @@ class LayerFigure:
     def __init__(self):
         self.figure = style.new_figure(10.0, 7.3)
         self.words = ""
+        self._labels = Labels()
         with style.settings():
             self.title = self.figure.text(0.012, 0.973, "", fontsize=TITLE, fontweight="bold", va="center")
             self.source = self.figure.text(0.988, 0.973, "", fontsize=TEXT, va="center", ha="right", color=MUTED)
             self.headline = self.figure.text(0.012, 0.938, "", fontsize=TEXT + 0.5, va="center")
             self.partition, self.times, self.shares = (
-                self.figure.add_axes((0.06, bottom, 0.922, height))
-                for bottom, height in ((0.505, 0.405), (0.265, 0.2), (0.085, 0.135))
+                style.bare_axes(self.figure, 0.06, bottom, 0.922, height, (0, STAGES), y)
+                for bottom, height, y in ((0.505, 0.405, (-0.02, 1.02)), (0.265, 0.2, (0, 1)), (0.085, 0.135, (0, 1)))
             )
-            for axes in (self.partition, self.times, self.shares):
-                axes.set_xlim(0, STAGES)
             self._prepare_partition()
             self._prepare_plots()
-        self._labels = Labels()
 
     def _prepare_partition(self):
         axes = self.partition
-        style.bare(axes)
-        axes.set_ylim(-0.02, 1.02)
         axes.fill_between([0, STAGES], *_MEMORY, color=SAND, lw=0)
-        axes.text(0.04, 0.012, "HBM: the card's memory", fontsize=SMALL, color=MUTED, va="bottom")
-        dashed = "dashed: it waits there for a later part"
-        axes.text(STAGES - 0.04, 0.012, dashed, fontsize=SMALL, color=MUTED, va="bottom", ha="right")
-        axes.text(0.13, 0.345, "x", fontsize=SMALL, color=BLUE, ha="center", va="center")
-        axes.text(STAGES - 0.12, 0.345, "z", fontsize=SMALL, color=BLUE, ha="center", va="center")
         self._boxes = axes.add_collection(PolyCollection([], facecolor=PAPER, edgecolor=INK, lw=1.3))
         self._seams = axes.add_collection(LineCollection([], color=MUTED, lw=0.8, ls=":"))
         self._paths = axes.add_collection(LineCollection([], color=BLUE, lw=1.6))
@@ -60,20 +51,13 @@ class LayerFigure:
         self._down = axes.plot([], [], "v", color=BLUE, ms=5)[0]
 
     def _prepare_plots(self):
-        for axes, label in ((self.times, "time, µs"), (self.shares, "of the limit")):
-            style.plain(axes)
-            axes.set_ylabel(label, fontsize=TEXT)
-            axes.yaxis.set_label_coords(-0.045, 0.5)
-            axes.set_xticks([])
+        self._time_grid = self.times.add_collection(style.grid())
+        self._share_grid = self.shares.add_collection(style.grid())
         self._time_bars = self.times.add_collection(PolyCollection([], color=SKY))
         self._least_bars = self.times.add_collection(PolyCollection([], color=BLUE))
         self._whiskers = self.times.add_collection(LineCollection([], color=INK, lw=1.2))
-        self._full_bars = self.shares.add_collection(PolyCollection([], color=FAINT, alpha=0.5))
+        self._full_bars = self.shares.add_collection(PolyCollection([], color=FAINT, alpha=0.6))
         self._share_bars = self.shares.add_collection(PolyCollection([], color=BLUE))
-        self.shares.set_ylim(0, 1)
-        self.shares.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-        said = "dark: the least time that the card's limit allows    whisker: 20 % to 80 % of the runs"
-        self._legend = self.figure.text(0.982, 0.482, said, fontsize=SMALL, color=MUTED, ha="right", va="center")
 
     def draw(self, title: str, costs, inside, crossings, boundaries, rows, note: str = "") -> None:
         """Show a plan.
@@ -93,31 +77,29 @@ class LayerFigure:
             self.source.set_text(whole.provenance if whole else "no time to show")
             self._draw_boxes(costs, inside, spans, parts)
             self._draw_tensors(spans, crossings, boundaries)
-            for shown in (self.shares, self._legend, self.times.spines["left"], self.times.spines["bottom"]):
-                shown.set_visible(bool(parts))
-            self._draw_times(parts, spans, note)
+            self._draw_times(parts, spans)
             self._draw_shares(parts, spans)
+            if not parts:
+                said = textwrap.fill(note, 110)
+                self._labels.put(self.times, STAGES / 2, 0.5 * self.times.get_ylim()[1], said, TEXT + 1, RED)
         self.words = _words(title, self.headline.get_text(), self.source.get_text(), costs, boundaries, parts, note)
 
     def _draw_boxes(self, costs, insides, spans, rows):
-        low, high = _BOX
+        put, (low, high) = self._labels.put, _BOX
         self._boxes.set_verts([style.rectangle(left + 0.07, right - 0.07, low, high) for left, right in spans])
         inner = [x for left, right in spans for x in range(left + 1, right)]
         self._seams.set_segments([[(x, high - 0.03), (x, high - 0.12)] for x in inner])
         for index, (cost, inside, (left, right)) in enumerate(zip(costs, insides, spans, strict=True)):
-            tile = rows[index].tile if rows else {}
             for column, stage in enumerate(cost.part.stages, left):
-                put = {"ha": "center", "va": "baseline", "fontsize": TEXT, "fontweight": "bold"}
-                self._labels.put(self.partition, column + 0.5, high - 0.09, f"{column + 1} {stage}", color=INK, **put)
-            put = {"ha": "center", "va": "top", "fontsize": SMALL, "linespacing": 1.3}
+                put(self.partition, column + 0.5, high - 0.09, f"{column + 1} {stage}", va="baseline", bold=True)
             middle = (left + right) / 2
-            self._labels.put(self.partition, middle, high - 0.14, "\n".join(_details(cost, tile)), color=MUTED, **put)
-            if inside:
-                self._labels.put(self.partition, middle, low + 0.06, inside, color=GREEN, **put)
+            details = "\n".join(_details(cost, rows[index].tile if rows else {}))
+            put(self.partition, middle, high - 0.14, details, SMALL, MUTED, va="top")
+            put(self.partition, middle, low + 0.045, inside, SMALL, GREEN)
 
     def _draw_tensors(self, spans, crossings, boundaries):
         """One way down for each part that writes, a path in memory, one way up for each tensor that a part reads."""
-        low, last = _BOX[0], len(spans) - 1
+        put, axes, low = self._labels.put, self.partition, _BOX[0]
         paths, skips = [], []
         lanes = []  # where each lane is free again
         for c in crossings:
@@ -130,72 +112,70 @@ class LayerFigure:
             lanes[lane : lane + 1] = [end]
             depth = _LANES[0] - lane * _LANES[1]
             skips.append([(start, _FLOOR if c.writer >= 0 else depth), (start, depth), (end, depth), (end, low)])
-            if end - start > 1:
-                put = {"ha": "center", "va": "center", "fontsize": SMALL, "style": "italic", "color": INK}
-                label = f"{c.tensor} {style.size(c.bytes)}"
-                self._labels.put(self.partition, (start + end) / 2, depth, label, ground=SAND, **put)
+            label = f"{c.tensor} {style.size(c.bytes)}"
+            put(axes, (start + end) / 2, depth, label, SMALL, italic=True, ground=SAND)
         self._up.set_data([p[-1][0] for p in paths], [low - 0.02] * len(paths))
         self._skips_up.set_data([p[-1][0] for p in skips], [low - 0.02] * len(skips))
-        out = spans[last][1] - _LEG
+        out = STAGES - _LEG
         self._down.set_data([out], [_FLOOR + 0.02])
         self._paths.set_segments([*paths, [(out, low), (out, _FLOOR)]])
         self._skips.set_segments(skips)
+        put(axes, 0.13, 0.345, "x", SMALL, BLUE)
+        put(axes, STAGES - 0.12, 0.345, "z", SMALL, BLUE)
         for index, n_bytes in enumerate(boundaries):
-            x = spans[index][1]
             names = sorted({c.tensor for c in crossings if 0 <= c.writer <= index < c.reader})
-            put = {"ha": "center", "va": "center", "fontsize": SMALL}
-            both = style.size(n_bytes).replace(" ", "\n")
-            self._labels.put(self.partition, x, 0.475, both, fontweight="bold", color=INK, **put)
-            self._labels.put(self.partition, x, 0.345, " ".join(names), color=BLUE, **put)
+            put(axes, spans[index][1], 0.475, style.size(n_bytes).replace(" ", "\n"), SMALL, bold=True)
+            put(axes, spans[index][1], 0.345, " ".join(names), SMALL, BLUE)
+        put(axes, 0.04, 0.035, "HBM: the card's memory", SMALL, MUTED, ha="left")
+        put(axes, STAGES - 0.04, 0.035, "dashed: it waits there for a later part", SMALL, MUTED, ha="right")
 
-    def _draw_times(self, parts, spans, note):
-        axes, bars, least, whiskers = self.times, [], [], []
+    def _draw_times(self, parts, spans):
+        put, axes, bars, least, whiskers = self._labels.put, self.times, [], [], []
         tallest = max((row.high_us or row.time_us for row in parts if row.time_us is not None), default=0.0)
-        axes.set_ylim(0, 1.3 * tallest or 1.0)
-        axes.yaxis.set_visible(bool(tallest))
-        put = {"ha": "center", "va": "center", "fontsize": SMALL, "linespacing": 1.2, "color": RED}
-        if not parts:
-            self._labels.put(axes, STAGES / 2, 0.5, textwrap.fill(note, 110), **{**put, "fontsize": TEXT + 1})
+        top = 1.3 * tallest or 1.0
+        axes.set_ylim(0, top)
+        if parts:
+            put(axes, 0, 1.08 * top, "time, µs", ha="left", bold=True)
+            legend = "dark: the least time that the card's limit allows    whisker: 20 % to 80 % of the runs"
+            put(axes, STAGES, 1.08 * top, legend, SMALL, MUTED, ha="right")
+        self._labels.scale(axes, self._time_grid, top if tallest else None)
         for row, (left, right) in zip(parts, spans, strict=False):
             x = (left + right) / 2
             if row.time_us is None:
-                why = textwrap.fill(row.status, 19 * (right - left), max_lines=6)
-                self._labels.put(axes, x, axes.get_ylim()[1] / 2, why, **put)
+                put(axes, x, top / 2, textwrap.fill(row.status, 19 * (right - left), max_lines=6), SMALL, RED)
                 continue
             bars.append(style.rectangle(x - 0.25, x + 0.25, 0, row.time_us))
             if row.share is not None:
                 least.append(style.rectangle(x - 0.25, x + 0.25, 0, row.time_us * min(row.share, 1.0)))
-            top = row.time_us
+            end = row.time_us
             if row.low_us is not None and row.high_us is not None:
-                top = row.high_us
-                whiskers.append([(x, row.low_us), (x, top)])
-                whiskers.extend([(x - 0.06, y), (x + 0.06, y)] for y in (row.low_us, top))
-            above = {**put, "va": "bottom", "color": INK, "fontsize": TEXT}
-            self._labels.put(axes, x, top + 0.04 * tallest, style.microseconds(row.time_us), **above)
+                end = row.high_us
+                whiskers.append([(x, row.low_us), (x, end)])
+                whiskers.extend([(x - 0.06, y), (x + 0.06, y)] for y in (row.low_us, end))
+            put(axes, x, end + 0.04 * tallest, style.microseconds(row.time_us), va="bottom")
         self._time_bars.set_verts(bars)
         self._least_bars.set_verts(least)
         self._whiskers.set_segments(whiskers)
 
     def _draw_shares(self, parts, spans):
-        axes, full, bars = self.shares, [], []
+        put, axes, full, bars = self._labels.put, self.shares, [], []
+        if parts:
+            put(axes, 0, 1.13, "share of the limit", ha="left", bold=True)
+            put(axes, -0.04, -0.34, "error", SMALL, MUTED, ha="right")
+        self._labels.scale(axes, self._share_grid, 1.0 if parts else None, style.percent)
         for row, (left, right) in zip(parts, spans, strict=False):
             x = (left + right) / 2
             if row.share is not None:
                 full.append(style.rectangle(x - 0.25, x + 0.25, 0, 1))
                 bars.append(style.rectangle(x - 0.25, x + 0.25, 0, min(row.share, 1.0)))
                 doubt = row.share > 1
-                put = {"ha": "left", "va": "center", "fontsize": TEXT, "color": RED if doubt else INK}
                 said = style.percent(row.share) + ("\ndoubtful" if doubt else "")
-                self._labels.put(axes, x + 0.27, 0.5, said, **put)
-            put = {"ha": "center", "va": "baseline", "fontsize": SMALL}
+                put(axes, x + 0.27, 0.5, said, color=RED if doubt else INK, ha="left", ground=PAPER)
             name = row.part if right - left < STAGES else "all eight stages"
-            self._labels.put(axes, x, -0.18, name, fontweight="bold", color=INK, **put)
+            put(axes, x, -0.18, name, SMALL, va="baseline", bold=True)
             said = style.verdict(row.error, row.tolerance)
             colour = RED if "✗" in said else GREEN if "✓" in said else MUTED
-            self._labels.put(axes, x, -0.38, said, color=colour, **put)
-        if parts:
-            put = {"ha": "right", "va": "baseline", "fontsize": SMALL, "color": MUTED}
-            self._labels.put(axes, -0.02, -0.38, "error", **put)
+            put(axes, x, -0.38, said, SMALL, colour, va="baseline")
         self._full_bars.set_verts(full)
         self._share_bars.set_verts(bars)
 
@@ -225,7 +205,7 @@ def _headline(whole, parts: int) -> str:
     said = [f"{parts} {'part' if parts == 1 else 'parts'}"]
     if whole is not None:
         if whole.time_us is None:
-            said.append(f"whole layer: {whole.status}")
+            said.append("whole layer: " + textwrap.shorten(whole.status, 90))
         else:
             said.append(f"whole layer {style.microseconds(whole.time_us)}")
             if whole.low_us is not None and whole.high_us is not None:

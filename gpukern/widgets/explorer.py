@@ -9,6 +9,7 @@ import asyncio
 import base64
 import functools
 import html
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from IPython import get_ipython
 from gpukern.figures import png
 from gpukern.layer import Layer, text
 
-# Seconds for changes that queued up while we were busy to arrive, so that only the last of them is drawn.
+# Seconds after a drawing in which changes that queued up meanwhile arrive; of them, only the last is drawn.
 _SETTLE = 0.02
 
 
@@ -36,7 +37,7 @@ class Explorer(widgets.VBox):
     def __init__(self, kind: str, controls: dict[str, widgets.Widget], figure, more: tuple[widgets.Widget, ...] = ()):
         self.controls, self.figure = controls, figure
         self._busy = self._again = False
-        self._timer = None
+        self._timer, self._drawn = None, 0.0
         self._offered = {}
         for control in controls.values():
             control.style.description_width = "initial"
@@ -72,10 +73,11 @@ class Explorer(widgets.VBox):
         """Bring what some controls offer into line with the others. Called before `show`."""
 
     def set(self, **values) -> None:
-        """Set several controls by name, then draw once."""
+        """Set several controls by name, then draw once: `set(phase="decode", step=Step(1, 1, 512))`."""
         with self._together():
-            for name, value in values.items():
-                self.controls[name].value = value
+            for name in sorted(values, key=list(self.controls).index):
+                self.controls[name].value = values[name]
+                self.adjust()  # so that the next one offers what is to be set
         self.refresh()
 
     def offer(self, **values) -> None:
@@ -116,6 +118,7 @@ class Explorer(widgets.VBox):
         with self._together() as free:
             while free and self._again:
                 self._draw()
+        self._drawn = time.monotonic()
 
     def _draw(self) -> None:
         self._offered = {}
@@ -139,7 +142,8 @@ class Explorer(widgets.VBox):
         elif not _from_front_end():
             self.refresh()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_SETTLE, self.refresh)
+            wait = max(0.0, self._drawn + _SETTLE - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.refresh)
 
     def _show_words(self, change) -> None:
         # Beside the picture and not its alt text: ipywidgets' Image has none, and breaks with a tooltip.
