@@ -87,7 +87,6 @@ def wait_for_another_picture(page, name: str, before: str) -> None:
 def keep(page, selector: str, name: str) -> None:
     """Keep a screenshot of the cell output around `selector`."""
     ARTEFACTS.mkdir(exist_ok=True)
-    (ARTEFACTS / ".gitignore").write_text("*\n")
     page.locator(".jp-OutputArea-output", has=page.locator(selector)).last.screenshot(path=ARTEFACTS / name)
 
 

@@ -25,10 +25,8 @@ ATTENTION = "scores+softmax+values"
 
 
 @pytest.fixture
-def recorded(monkeypatch):
-    """Recorded rows are the synthetic ones, on any machine."""
-    rows = synthetic.everything()
-    monkeypatch.setattr(measure.recordings, "read", lambda sweep: tuple(rows[sweep]))
+def replayed(monkeypatch):
+    """Recorded rows are replayed, on any machine."""
     for module in (layer_module, tile_module):
         monkeypatch.setattr(module, "live", lambda config: False)
     monkeypatch.setattr(measure, "plan_rows", lambda m, p, s: measure.recorded_plan(m.config.name, p.name, s, m.dtype))
@@ -37,6 +35,13 @@ def recorded(monkeypatch):
         "tile_row",
         lambda m, p, s: measure.recorded_tile(m.config.name, p.name, s, m.dtype, p.version, m.tile(p, s)),
     )
+
+
+@pytest.fixture
+def recorded(replayed, monkeypatch):
+    """As `replayed`, and the recorded rows are the synthetic ones, which are given."""
+    rows = synthetic.everything()
+    monkeypatch.setattr(measure.recordings, "read", lambda sweep: tuple(rows[sweep]))
     return rows
 
 
@@ -363,6 +368,14 @@ def test_another_stage_or_step_goes_to_a_tile_of_its_sweep(recorded):
     assert "1,024 blocks over" in explorer.figure.words
 
 
+def test_on_a_small_card_it_opens_with_a_tile_that_fits(recorded, monkeypatch):
+    monkeypatch.setattr(device, "card", lambda name=None: device.CARDS["RTX 4090"])
+    explorer = widgets.tile_explorer()
+    assert "TFLOP/s (recorded" in status(explorer), status(explorer)
+    explorer.set(BM=128, BN=256, BK=64, warps=8, stages=4)
+    assert re.search(r"impossible: shared memory a block: [\d,]+ of 101,376 bytes", status(explorer))
+
+
 def test_a_config_whose_sweep_is_missing_says_so(recorded):
     explorer = widgets.tile_explorer(config="gpt2", stage="mlp_up")
     assert "nothing like it was recorded" in status(explorer) and shows_a_picture(explorer)
@@ -387,6 +400,16 @@ def test_on_a_card_the_map_is_measured_and_two_cards_are_never_mixed(on_a_card):
     assert {(tile["BM"], tile["BN"]) for tile in tiles} >= {(m, n) for m in (32, 256) for n in (32, 256)}
     assert "recorded" not in explorer.figure.words
     assert explorer.progress.layout.display == "none"
+
+
+def test_in_decode_the_map_is_over_bk(on_a_card):
+    explorer = widgets.tile_explorer()
+    explorer.set(step=DECODE)
+    rows = explorer.tile["BM"]
+    on_a_card.clear()
+    explorer.sweep.click()
+    assert {tile["BK"] for _, tile in on_a_card if tile} == {32, 64, 128, 256}
+    assert {tile["BM"] for _, tile in on_a_card if tile} == {rows}
 
 
 def test_an_error_in_a_sweep_is_shown_and_what_was_measured_stays(on_a_card, monkeypatch):
@@ -494,7 +517,18 @@ def test_the_words_are_shown_on_request_and_follow_the_picture(recorded):
 # --- what the repository itself has recorded ---
 
 
-def test_the_explorers_open_on_every_sweep_that_was_recorded():
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("config", [*layer.CONFIGS, "trained"])
+def test_every_plan_of_every_config_was_recorded_and_is_shown(replayed, config, phase):
+    explorer = widgets.layer_explorer(config, phase)
+    for plan in layer.PLANS:
+        explorer.set(plan=plan)
+        assert re.search(r"whole layer [\d.,]+ µs \(recorded on .+, \d{4}-\d\d-\d\d\)", status(explorer)), status(
+            explorer
+        )
+
+
+def test_every_recorded_sweep_of_tiles_is_shown(replayed):
     where = {(row.config, row.part) for row in measure.read("tiles") if row.version != "numba"}
     assert where, "no tile sweep is recorded"
     explorer = widgets.tile_explorer()

@@ -63,7 +63,7 @@ class Labels:
     ) -> None:
         """Put `grid` at round numbers from 0 to `top` across the axes, and write them on the left. None: no grid."""
         left, right = axes.get_xlim()
-        values = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(0, top) if top else []
+        values = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if top else []
         values = [y for y in values if 0 <= y <= top]
         grid.set_segments([[(left, y), (right, y)] for y in values])
         for y in values:

@@ -127,7 +127,8 @@ class LayerFigure:
             put(axes, spans[index][1], 0.475, style.size(n_bytes).replace(" ", "\n"), SMALL, bold=True)
             put(axes, spans[index][1], 0.345, " ".join(names), SMALL, BLUE)
         put(axes, 0.04, 0.035, "HBM: the card's memory", SMALL, MUTED, ha="left")
-        put(axes, STAGES - 0.04, 0.035, "dashed: it waits there for a later part", SMALL, MUTED, ha="right")
+        if skips:
+            put(axes, STAGES - 0.04, 0.035, "dashed: it waits there for a later part", SMALL, MUTED, ha="right")
 
     def _draw_times(self, parts, spans):
         put, axes, bars, least, whiskers = self._labels.put, self.times, [], [], []

@@ -30,7 +30,7 @@ class Explorer(widgets.VBox):
 
     kind      "layer": every widget has a class `<kind>-<name>`, by which style sheets and tests find it
     controls  name -> ipywidget
-    figure    an object with `figure` (a matplotlib Figure), `title` and `words` (the same for those who cannot see it)
+    figure    an object with `figure` (a matplotlib Figure) and `words` (the same for those who cannot see it)
     more      further widgets between the status line and the picture
     """
 

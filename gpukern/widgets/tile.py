@@ -27,7 +27,7 @@ _SIZES = {
     "warps": (1, 2, 4, 8, 16, 32, 64),
     "stages": (1, 2, 3, 4, 5, 6, 7),
 }
-_MAP = (32, 64, 128, 256)  # BM and BN of a map that is measured on a card
+_MAP = (32, 64, 128, 256)  # sizes in a map that is measured on a card
 
 
 def tile_explorer(config: str = "c4096", stage: str = "qkv") -> "TileExplorer":
@@ -59,7 +59,7 @@ class TileExplorer(Explorer):
         self.sweep = widgets.Button(description="Measure this map", icon="play", disabled=not on_card)
         self.sweep.layout.width = "auto"
         needs = "Needs a CUDA card; without one the map shows recorded rows"
-        self.sweep.tooltip = "Measure every BM and BN with this BK, warps and stages" if on_card else needs
+        self.sweep.tooltip = "Measure every cell of the map with these warps and stages" if on_card else needs
         self.sweep.on_click(self.guarded(self._sweep))
         self.sweep.add_class("tile-sweep")
         self.progress = Progress("tile")
@@ -101,9 +101,10 @@ class TileExplorer(Explorer):
         self.controls["BK"].disabled = stage == ATTENTION
 
     def _settle(self) -> None:
-        """Where this sweep lacks the present tile, go to the one nearest to the kernel's default."""
+        """Where this sweep lacks the present tile, go to the possible one nearest to the kernel's default."""
         config, _, step = self.where
         tiles = [row.tile for row in self._swept() if row.status == "ok" and row.version != "torch"]
+        tiles = [tile for tile in tiles if not _impossible(self._limits(tile))]
         if not tiles or self.tile in tiles:
             return
         default = {**self.tile, **open_layer(config).tile(Part(self.part().stages, self.part().version), step)}
@@ -129,14 +130,9 @@ class TileExplorer(Explorer):
     def show(self) -> str:
         config, stage, step = self.where
         layer, part = open_layer(config), self.part()
-        op, version = _KERNELS[stage]
-        head = {"D": layer.config.D} if stage == ATTENTION else {}
-        limits = measure.tile_limits(OPS[op].versions[version], self.tile, layer.dtype, **head)
-        broken = [str(limit) for limit in limits if limit.broken and limit.exact]
-        chosen, note = None, ""
-        if broken:
-            note = f"impossible: {'; '.join(broken)}. Choose a smaller tile, or fewer stages or warps."
-        else:
+        limits = self._limits(self.tile)
+        chosen, note = None, _impossible(limits)
+        if not note:
             try:
                 chosen = self._measure(layer, part, step)
             except measure.NotRecorded as missing:
@@ -150,13 +146,20 @@ class TileExplorer(Explorer):
         sizes = {"BM": f"M = {M}", "BN": f"N = {N}", "BK": f"K = {K}"}
         if stage == ATTENTION:
             sizes = {"BM": f"T = {step.T}", "BN": f"S = {step.S}"}
-        title = f"{stage} of {config}, {step.phase}, {style.dtype_name(layer.dtype)}, {version}"
+        title = f"{stage} of {config}, {step.phase}, {style.dtype_name(layer.dtype)}, {part.version}"
         waves = measure.waves(M, N, batch, cut)
         self.figure.draw(title, sizes, self.tile, self._swept(), chosen, limits, blocks, waves, note)
-        if note and not broken:
+        if note and not _impossible(limits):
             return note
         sizes = " ".join(f"{name}={n}" for name, n in self.tile.items())
         return f"{stage} of {config}, T={step.T} S={step.S}, {sizes}: {note or _found(chosen)}"
+
+    def _limits(self, tile: dict) -> list[measure.Limit]:
+        config, stage, _ = self.where
+        op, version = _KERNELS[stage]
+        layer = open_layer(config)
+        head = {"D": layer.config.D} if stage == ATTENTION else {}
+        return measure.tile_limits(OPS[op].versions[version], tile, layer.dtype, **head)
 
     def _measure(self, layer: Layer, part: Part, step: Step) -> measure.Row:
         if not live(layer.config.name):
@@ -169,9 +172,11 @@ class TileExplorer(Explorer):
         return mine[key]
 
     def _sweep(self) -> None:
-        """Measure the map: PyTorch's kernel, then every BM and BN with the BK, warps and stages that are chosen."""
-        where = config, _, step = self.where
-        parts = [Part(self.part().stages, "torch"), *(self.part(BM=BM, BN=BN) for BM in _MAP for BN in _MAP)]
+        """Measure the map: PyTorch's kernel, then BM x BN (BK x BN in decode, which has one row), the rest as chosen."""
+        where = config, stage, step = self.where
+        side = "BK" if step.phase == "decode" and stage != ATTENTION else "BM"
+        tiles = [{side: n, "BN": BN} for n in _MAP for BN in _MAP]
+        parts = [Part(self.part().stages, "torch"), *(self.part(**sizes) for sizes in tiles)]
 
         def take(row):
             self._measured.setdefault(where, {})[_key(row)] = row
@@ -184,6 +189,12 @@ class TileExplorer(Explorer):
             self.fail(error)
         else:
             self.say(f"measuring the map: {ended}; the picture shows what was measured.")
+
+
+def _impossible(limits: list[measure.Limit]) -> str:
+    """Which limits are broken and what to do, or "". What is only estimated does not count: the compiler spills."""
+    broken = [str(limit) for limit in limits if limit.broken and limit.exact]
+    return f"impossible: {'; '.join(broken)}. Choose a smaller tile, or fewer stages or warps." if broken else ""
 
 
 def _key(row) -> tuple:
