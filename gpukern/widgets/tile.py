@@ -172,7 +172,7 @@ class TileExplorer(Explorer):
         return mine[key]
 
     def _sweep(self) -> None:
-        """Measure the map: PyTorch's kernel, then BM x BN (BK x BN in decode, which has one row), the rest as chosen."""
+        """Measure the map: PyTorch's kernel, then BM x BN (BK x BN in decode, which has one row), else as chosen."""
         where = config, stage, step = self.where
         side = "BK" if step.phase == "decode" and stage != ATTENTION else "BM"
         tiles = [{side: n, "BN": BN} for n in _MAP for BN in _MAP]
