@@ -54,7 +54,7 @@ def browser(chromium):
 
 @pytest.fixture(scope="module")
 def notebook(lab, browser):
-    """The notebook with all its cells run. The tests below go on in it, in order."""
+    """The notebook with all its cells run. The tests below share it: each first brings the controls where it starts."""
     page = browser.new_page(viewport={"width": 1360, "height": 1300})
     page.set_default_timeout(60_000)
     expect.set_options(timeout=30_000)
@@ -84,6 +84,13 @@ def wait_for_another_picture(page, name: str, before: str) -> None:
     )
 
 
+def choose(page, phase: str, plan: str) -> None:
+    """Bring the layer explorer to a phase and a plan by its drop-downs."""
+    for name, value in (("phase", phase), ("plan", plan)):
+        page.locator(f".layer-{name} select").select_option(value)
+        expect(page.locator(".layer-status")).to_contain_text(f"{value}, " if name == "plan" else f", {value} B=1")
+
+
 def keep(page, selector: str, name: str) -> None:
     """Keep a screenshot of the cell output around `selector`."""
     ARTEFACTS.mkdir(exist_ok=True)
@@ -103,20 +110,26 @@ def test_both_explorers_open_with_a_picture_and_say_where_it_comes_from(page):
 
 
 def test_a_slider_moved_by_keyboard_draws_anew(page):
+    choose(page, "prefill", "triton")
+    slider = page.locator(".layer-step [role=slider]")
+    slider.press("Home")
+    expect(page.locator(".layer-status")).to_contain_text("plan triton, gpt2, prefill B=1 T=256 S=256: whole layer")
     before = source(page, "layer-image")
-    page.locator(".layer-step [role=slider]").press("ArrowRight")
-    expect(page.locator(".layer-status")).to_contain_text("plan triton, gpt2, prefill B=1 T=2048 S=2048")
+    slider.press("ArrowRight")
+    expect(page.locator(".layer-status")).to_contain_text("plan triton, gpt2, prefill B=1 T=512 S=512: whole layer")
     wait_for_another_picture(page, "layer-image", before)
 
 
 def test_many_quick_presses_end_at_the_last_value(page):
+    choose(page, "prefill", "triton")
     slider = page.locator(".layer-step [role=slider]")
-    for key in ["ArrowLeft", "ArrowRight"] * 10 + ["Home", "ArrowRight"]:
+    for key in ["End"] + ["ArrowLeft", "ArrowRight"] * 10 + ["Home"]:
         slider.press(key)
-    expect(page.locator(".layer-status")).to_contain_text("T=512 S=512: whole layer")
+    expect(page.locator(".layer-status")).to_contain_text("T=256 S=256: whole layer")
 
 
 def test_drop_downs_change_plan_and_phase(page):
+    choose(page, "prefill", "triton")
     before = source(page, "layer-image")
     page.locator(".layer-plan select").select_option("flash")
     expect(page.locator(".layer-status")).to_contain_text("plan flash, gpt2, prefill")
@@ -128,9 +141,7 @@ def test_drop_downs_change_plan_and_phase(page):
 
 
 def test_what_was_not_recorded_says_so_and_goes_to_the_nearest_on_request(page):
-    page.locator(".layer-phase select").select_option("prefill")
-    page.locator(".layer-plan select").select_option("numba")
-    expect(page.locator(".layer-status")).to_contain_text("plan numba, gpt2, prefill B=1 T=1024")
+    choose(page, "prefill", "numba")
     page.locator(".layer-step [role=slider]").press("End")
     expect(page.locator(".layer-status")).to_contain_text("T=2048 S=2048 was not recorded; the nearest is B=1 T=1024")
     keep(page, "img.layer-image", "layer_not_recorded.png")
@@ -140,9 +151,9 @@ def test_what_was_not_recorded_says_so_and_goes_to_the_nearest_on_request(page):
 
 
 def test_a_tile_is_chosen_by_keyboard(page):
-    before = source(page, "tile-image")
     page.locator(".tile-bm [role=slider]").press("Home")
     expect(page.locator(".tile-status")).to_contain_text("BM=16 ")
+    before = source(page, "tile-image")
     page.locator(".tile-bm [role=slider]").press("ArrowRight")
     expect(page.locator(".tile-status")).to_contain_text(re.compile(r"BM=32 .*TFLOP/s \(recorded on test card"))
     wait_for_another_picture(page, "tile-image", before)
@@ -169,6 +180,7 @@ def test_a_sweep_shows_its_progress_and_can_be_cancelled(page):
 
 
 def test_the_words_of_a_picture_can_be_read(page):
+    choose(page, "prefill", "numba")
     expect(page.locator(".layer-words")).to_be_hidden()
     page.locator(".layer-in-words").press("Enter")
     expect(page.locator(".layer-words")).to_contain_text(re.compile(r"qkv: kernel numba, .* to memory and back"))
