@@ -16,7 +16,7 @@ _OVERRIDES = """{
   "@jupyterlab/apputils-extension:themes": {"theme": "%s"}
 }
 """
-_START_SECONDS = 60
+_START_SECONDS = 120
 
 
 def write_notebook(path: Path, cells: list[str]) -> None:
