@@ -10,7 +10,7 @@ import torch
 from gpukern import device, measure, record
 from gpukern.kernels import OPS
 from gpukern.layer import CONFIGS, PLANS, Config, Layer, Part, Step
-from gpukern.measure import LayerBench, NotRecorded, Row, Timing, layers
+from gpukern.measure import LayerBench, NotRecorded, Row, Timing, layers, recordings
 from gpukern.op import InputError, Op, Version, error
 
 SMALL = Config("small", C=32, H=2, F=48)
@@ -289,6 +289,17 @@ def test_what_was_not_recorded_says_so_and_offers_the_nearest():
     tile = {"BM": 128, "BN": 256, "BK": 64, "warps": 8, "stages": 5}
     with pytest.raises(NotRecorded, match="stages=5.*the nearest is BM=128 BN=256 BK=64 warps=8 stages=4"):
         measure.recorded_tile("c4096", "qkv", Step(1, 2048, 2048), torch.bfloat16, "triton", tile)
+
+
+def test_rows_of_two_cards_are_not_mixed(monkeypatch):
+    ours = measure.recorded_plan("gpt2", "flash", Step(1, 512, 512), "bfloat16")
+    others = [dataclasses.replace(row, card="another card", time_us=1.0) for row in ours]
+    monkeypatch.setattr(recordings, "read", lambda sweep: (*others, *ours))
+    assert measure.recorded_plan("gpt2", "flash", Step(1, 512, 512), "bfloat16") == ours
+    monkeypatch.setattr(recordings, "read", lambda sweep: tuple(others))
+    assert {row.card for row in measure.recorded_plan("gpt2", "flash", Step(1, 512, 512), "bfloat16")} == {
+        "another card"
+    }
 
 
 @pytest.mark.skipif(not device.simulated(), reason="on a card the same calls measure")
