@@ -33,5 +33,5 @@ lint: setup ## check style and form of the code and of the notebooks
 	$(BIN)/python tools/notebooks.py --check
 
 clean: ## remove the environment and what tests and tools leave behind
-	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info tests/artefacts
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

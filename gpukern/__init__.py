@@ -5,6 +5,9 @@ Import it before `numba.cuda` and `triton`: it decides once whether this machine
 """
 
 from gpukern import device
+from gpukern.lesson import compare, show_source
+
+__all__ = ["compare", "device", "show_source"]
 
 if device.decide() == "counted":
     from gpukern import simulate

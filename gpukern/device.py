@@ -148,6 +148,7 @@ def decide() -> str:
         )
     for variable in ("NUMBA_ENABLE_CUDASIM", "TRITON_INTERPRET"):
         os.environ[variable] = "1" if simulate else "0"
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # a decode step fills no card, and need not say so
     if "numba" in sys.modules:  # numba has read the variable already; numba.cuda has not looked at it yet
         sys.modules["numba"].config.ENABLE_CUDASIM = int(simulate)
     return mode
@@ -282,6 +283,8 @@ def numba_array(tensor: torch.Tensor):
     else:
         from numba import cuda
 
+        if not tensor.is_cuda:
+            raise DeviceError(f"a tensor is on {tensor.device}; kernels of this machine run on its card: .to('cuda').")
         array = cuda.as_cuda_array(bits)
     if half:
         import ml_dtypes

@@ -26,7 +26,8 @@ class Version:
     language  "numba", "triton" or "torch"
     launcher  "module:function"; imported at the first call, so that a machine without Triton has the Numba half
     tile      keyword arguments of the launcher that a learner may change, with their defaults
-    shared    "module:function" of (**tile, dtype, on) -> bytes of shared memory a block on a card, where the tile decides
+    shared    "module:function" of (**tile, dtype, on) -> bytes of shared memory a block on a card; None if the tile
+              does not decide them
     """
 
     language: str
@@ -136,7 +137,8 @@ def require(tensor: torch.Tensor, name: str, shape: tuple, like: torch.Tensor | 
     """
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}.")
-    if tensor.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, tensor.shape)):
+    fits = tensor.dim() == len(shape) and all(n in (None, got) for n, got in zip(shape, tensor.shape, strict=True))
+    if not fits:
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected ({wanted}).")
     if tensor.dtype not in dtypes:

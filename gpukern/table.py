@@ -1,9 +1,10 @@
-"""The eight-stage table that `gpukern layer` prints: what each part moves and computes, how long it takes, whether it is right."""
+"""The eight-stage table of `gpukern layer`: what each part moves and computes, how long it takes, if it is right."""
 
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.table import Table
 
 from gpukern import device, measure
@@ -81,9 +82,9 @@ def _checked(row, here) -> dict:
 
 
 def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
-    """(error, tolerance) of every part and of the whole, run on the simulated GPU; None where that would take too long."""
-    languages = {part.version.partition("_")[0] for part in plan.parts}
-    if any(part.version == "torch_compile" for part in plan.parts) or flops > min(SIMULATED_FLOPS[x] for x in languages):
+    """(error, tolerance) of every part and of the whole, run on the simulated GPU; None if that would take too long."""
+    versions = {part.version for part in plan.parts}
+    if "torch_compile" in versions or flops > min(SIMULATED_FLOPS[version.partition("_")[0]] for version in versions):
         return None
     x, cache = layer.inputs(step)
     state = layer.start(x, cache)
@@ -110,13 +111,14 @@ def as_rich(table: dict) -> Table:
         f"{config['name']}: C={config['C']} H={config['H']} F={config['F']}, {step['phase']} "
         f"B={step['B']} T={step['T']} S={step['S']}, {table['dtype']}, plan {table['plan']}"
     )
-    out = Table(title=title, caption=_caption(table))
-    for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "time µs", "of limit", "error", "check"):
-        out.add_column(heading, justify="left" if heading in ("part", "kernel", "reads back", "check") else "right")
+    out = Table(title=title, caption=_caption(table), box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    left = ("part", "kernel", "reads back", "check")
+    for heading in ("part", "kernel", "bytes", "FLOPs", "reads back", "µs", "limit", "error", "check"):
+        out.add_column(heading, justify="left" if heading in left else "right", no_wrap=heading != "reads back")
     for entry in table["parts"]:
-        out.add_row(entry["part"], entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
+        out.add_row(entry["part"].replace("+", "+\n"), entry["kernel"], *_cells(entry, " ".join(entry["round_trips"])))
     total = table["total"]
-    launches = "compiler's choice" if total["launches"] is None else f"{total['launches']} launches"
+    launches = f"{total['launches'] or '?'} launches"
     out.add_section()
     out.add_row("all", launches, *_cells(total, f"{total['round_trips']} round trips"))
     return out
@@ -128,10 +130,10 @@ def _cells(entry: dict, trips: str) -> list[str]:
 
     verdict = "-"
     if entry["error"] is not None:
-        verdict = ("right" if entry["error"] <= entry["tolerance"] else "WRONG") + f" ({entry['check']})"
+        verdict = "right" if entry["error"] <= entry["tolerance"] else "WRONG"
     return [
-        f"{entry['bytes']:,}",
-        f"{entry['flops']:,}",
+        _si(entry["bytes"]),
+        _si(entry["flops"]),
         trips,
         shown(entry["time_us"], "{:,.1f}"),
         shown(entry["share"], "{:.0%}"),
@@ -140,11 +142,21 @@ def _cells(entry: dict, trips: str) -> list[str]:
     ]
 
 
+def _si(n: float) -> str:
+    """n with three digits and a decimal prefix: 1234567 -> 1.23 M."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if n < 1000 or prefix == "T":
+            return f"{n:.3g} {prefix}".rstrip()
+        n /= 1000
+
+
 def _caption(table: dict) -> str:
     sources = sorted({entry["time_source"] for entry in table["parts"] if entry["time_source"]})
     lines = [f"Times: {', '.join(sources)}." if sources else "No times."]
     lines += sorted({e["status"] for e in (*table["parts"], table["total"]) if e["status"] and e["status"] != "ok"})
-    if table["total"]["check"] != "counted" and table["mode"] == "counted":
+    check = table["total"]["check"]
+    lines.append(f"Check against float64: {check}." if check else "Not checked.")
+    if check != "counted" and table["mode"] == "counted":
         lines.append("Not run here: it would take the simulated GPU too long.")
     return "\n".join(lines)
 

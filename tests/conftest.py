@@ -31,6 +31,7 @@ def chromium() -> str:
     return CHROMIUM
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu") and device.simulated():

@@ -17,32 +17,32 @@ from gpukern import device
 from gpukern.device import CARDS, DeviceError, LimitError, check_launch
 
 ROOT = Path(__file__).parent.parent
-# A process that takes this machine for one with a card (or without): PyTorch is who says so.
-CARD = "import torch; torch.cuda.is_available = lambda: True\n"
-NO_CARD = "import torch; torch.cuda.is_available = lambda: False\n"
+# Whether a process takes this machine for one with a card: PyTorch is who says so.
+CARD, NO_CARD = True, False
 # How numba.cuda and Triton are set up at the end: what a learner's own kernels would get.
 STATE = """
-import json, triton
+import json, sys, triton
 from numba import cuda
 from gpukern import device
+def kernel(): pass
 json.dump({
     "mode": device.mode(),
     "device": str(device.torch_device()),
     "numba": "simulator" in cuda.jit.__module__,
-    "triton": type(triton.jit(lambda: None)).__name__,
+    "triton": type(triton.jit(kernel)).__name__,
 }, sys.stdout)
 """
 COUNTED = {"mode": "counted", "device": "cpu", "numba": True, "triton": "InterpretedFunction"}
 MEASURED = {"mode": "measured", "device": "cuda", "numba": False, "triton": "JITFunction"}
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run `code` in a fresh interpreter, with no trace of this process's mode but what `environment` gives."""
+def python(card: bool, code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run `code` in a fresh interpreter, on a machine with or without a card. Only `environment` sets a mode."""
     kept = {
         k: v for k, v in os.environ.items() if k not in ("GPUKERN_DEVICE", "NUMBA_ENABLE_CUDASIM", "TRITON_INTERPRET")
     }
     return subprocess.run(
-        [sys.executable, "-c", "import sys\n" + code],
+        [sys.executable, "-c", f"import torch; torch.cuda.is_available = lambda: {card}\n{code}"],
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -51,49 +51,46 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-# Triton looks at a kernel's source when it decorates it, so the state is asked for from a file.
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
+    """Code that prints STATE; run from a file, because Triton reads the source of a kernel when it decorates it."""
     path = tmp_path_factory.mktemp("state") / "state.py"
-    path.write_text(
-        STATE.replace("lambda: None", "kernel").replace("\nfrom numba", "\ndef kernel(): pass\nfrom numba", 1)
-    )
-    return f"exec(compile(open({str(path)!r}).read(), {str(path)!r}, 'exec'))\n"
+    path.write_text(STATE)
+    return f"import runpy; runpy.run_path({str(path)!r})"
 
 
 @pytest.mark.parametrize(
-    ("before", "environment", "expected"),
+    ("card", "early", "environment", "expected"),
     [
-        (NO_CARD, {}, COUNTED),
-        (CARD, {}, MEASURED),
-        (CARD, {"GPUKERN_DEVICE": "cuda"}, MEASURED),
-        (CARD, {"GPUKERN_DEVICE": "simulated"}, COUNTED),
-        (CARD, {"GPUKERN_DEVICE": " Auto "}, MEASURED),
-        (CARD, {"NUMBA_ENABLE_CUDASIM": "1"}, COUNTED),
-        (CARD, {"NUMBA_ENABLE_CUDASIM": "1", "GPUKERN_DEVICE": "cuda"}, MEASURED),
-        (NO_CARD + "import numba\n", {}, COUNTED),
-        (CARD + "import numba.cuda, triton\n", {}, MEASURED),
-        (NO_CARD + "import numba.cuda, triton\n", {"NUMBA_ENABLE_CUDASIM": "1", "TRITON_INTERPRET": "1"}, COUNTED),
+        (NO_CARD, "", {}, COUNTED),
+        (CARD, "", {}, MEASURED),
+        (CARD, "", {"GPUKERN_DEVICE": "cuda"}, MEASURED),
+        (CARD, "", {"GPUKERN_DEVICE": "simulated"}, COUNTED),
+        (CARD, "", {"NUMBA_ENABLE_CUDASIM": "1"}, COUNTED),
+        (CARD, "", {"NUMBA_ENABLE_CUDASIM": "1", "GPUKERN_DEVICE": "cuda"}, MEASURED),
+        (NO_CARD, "import numba", {}, COUNTED),
+        (CARD, "import numba.cuda, triton", {}, MEASURED),
+        (NO_CARD, "import numba.cuda, triton", {"NUMBA_ENABLE_CUDASIM": "1", "TRITON_INTERPRET": "1"}, COUNTED),
     ],
 )
-def test_mode_is_decided_before_both_libraries_and_reaches_them(before, environment, expected, state):
-    done = python(before + "import gpukern\n" + state, **environment)
+def test_mode_is_decided_before_both_libraries_and_reaches_them(card, early, environment, expected, state):
+    done = python(card, f"{early}\nimport gpukern\n{state}", **environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
 
 
 @pytest.mark.parametrize(
-    ("before", "environment", "named"),
+    ("card", "early", "environment", "named"),
     [
-        (NO_CARD + "import numba.cuda\n", {}, ["numba.cuda"]),
-        (NO_CARD + "import triton\n", {}, ["triton"]),
-        (NO_CARD + "import numba.cuda, triton\n", {}, ["numba.cuda", "triton"]),
-        (NO_CARD + "import numba.cuda, triton\n", {"NUMBA_ENABLE_CUDASIM": "1"}, ["triton"]),
-        (CARD + "from numba import cuda\n", {"GPUKERN_DEVICE": "simulated"}, ["numba.cuda"]),
+        (NO_CARD, "import numba.cuda", {}, ["numba.cuda"]),
+        (NO_CARD, "import triton", {}, ["triton"]),
+        (NO_CARD, "import numba.cuda, triton", {}, ["numba.cuda", "triton"]),
+        (NO_CARD, "import numba.cuda, triton", {"NUMBA_ENABLE_CUDASIM": "1"}, ["triton"]),
+        (CARD, "from numba import cuda", {"GPUKERN_DEVICE": "simulated"}, ["numba.cuda"]),
     ],
 )
-def test_a_library_loaded_too_early_in_the_wrong_mode_is_named(before, environment, named):
-    done = python(before + "import gpukern\n", **environment)
+def test_a_library_loaded_too_early_in_the_wrong_mode_is_named(card, early, environment, named):
+    done = python(card, f"{early}\nimport gpukern", **environment)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert last.startswith("gpukern.device.DeviceError: " + " and ".join(named) + " was imported before gpukern")
@@ -102,14 +99,10 @@ def test_a_library_loaded_too_early_in_the_wrong_mode_is_named(before, environme
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
-    [
-        ("cuda", "GPUKERN_DEVICE=cuda, but "),
-        ("gpu", "GPUKERN_DEVICE='gpu' is not known"),
-        ("0", "use 'cuda', 'simulated'"),
-    ],
+    [("cuda", "GPUKERN_DEVICE=cuda, but "), ("gpu", "GPUKERN_DEVICE='gpu' is not known: use 'cuda', 'simulated'")],
 )
 def test_a_mode_that_cannot_be_had_is_refused(value, complaint):
-    done = python(NO_CARD + "import gpukern", GPUKERN_DEVICE=value)
+    done = python(NO_CARD, "import gpukern", GPUKERN_DEVICE=value)
     assert done.returncode != 0
     assert complaint in done.stderr.strip().splitlines()[-1]
 

@@ -21,6 +21,7 @@ ARROWS = {
     "device": set(),
     "op": set(),
     "figures": set(),
+    "lesson": set(),
     "kernels": {"op", "device"},
     "simulate": {"device"},
     "inspect": {"device"},

@@ -12,6 +12,7 @@ from gpukern.layer.config import CONFIGS, Config, Step
 from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs
 from gpukern.layer.plan import plan as named_plan
 from gpukern.layer.stages import STAGES, product
+from gpukern.layer.tiles import tile_for
 from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint
 from gpukern.op import InputError, normal, require
 
@@ -85,10 +86,11 @@ class Layer:
         return next(cost for cost in self.costs(_around(part), step) if cost.part is part)
 
     def tile(self, part: Part, step: Step) -> dict[str, int]:
-        """The tile that a part runs with at `step`: its own, over the default of its kernel's version."""
+        """The tile that a part runs with at `step`: its own, over the rule of tiles.py, over its version's default."""
         if part.stages not in _RUNNERS:
             return {}
-        return {**OPS[_RUNNERS[part.stages][0]].versions[part.version].tile, **part.tile}
+        default = OPS[_RUNNERS[part.stages][0]].versions[part.version].tile
+        return {**default, **tile_for(part.stages, part.version, self.config, step), **part.tile}
 
     def product(self, part: str, step: Step) -> tuple[int, int, int, int] | None:
         """(batch, M, N, K) of the matrix product of a part that is one stage, or None."""
@@ -130,9 +132,10 @@ class Layer:
         if x.device.type != self.device.type:
             raise InputError(f"x is on {x.device}, the layer on {self.device}; move x with .to(layer.device).")
         if cache.k.shape[0] != B:
-            raise InputError(f"x holds {B} sequences, the cache {cache.k.shape[0]}; make one with layer.cache({B}, room).")
+            held = cache.k.shape[0]
+            raise InputError(f"x holds {B} sequences, the cache {held}; make one with layer.cache({B}, room).")
         step = Step(B, T, cache.length + T)
-        if step.S > cache.room:
+        if cache.room < step.S:
             raise InputError(f"the cache has room for {cache.room} tokens; {step.S} are needed. Make a larger one.")
         return {"x": x, "cache": cache, "step": step, "k": cache.k[:, :, : step.S], "v": cache.v[:, :, : step.S]}
 
@@ -143,23 +146,24 @@ class Layer:
 
             return run_compiled(self, state)
         if part.stages not in _RUNNERS:
-            raise InputError(f"no kernel runs {part.name} as one part yet; known are {', '.join(map('+'.join, _RUNNERS))}.")
+            known = ", ".join(map("+".join, _RUNNERS))
+            raise InputError(f"no kernel runs {part.name} as one part; those that one runs are {known}.")
         op, arguments, makes = _RUNNERS[part.stages]
         versions = OPS[op].versions
         if part.version not in versions:
             raise InputError(f"{op} has no version {part.version!r}; known are {', '.join(versions)}.")
-        out = versions[part.version](**arguments(self, state), **part.tile)
+        out = versions[part.version](**arguments(self, state), **self.tile(part, state["step"]))
         state[makes] = out[0] if makes == "q" else _tokens(out, state) if makes in _ROWS else out
 
     def exact(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """The float64 answer of `run`, by the operations' references, with weights as they are stored. Cache unchanged."""
+        """The float64 answer of `run`, by the operations' references, with weights as stored. Cache unchanged."""
         state = self.start(x, cache)
         for name in STAGES:
             state |= self._exact_stage(name, state)
         return state["z"]
 
     def exact_part(self, part: Part, state: dict) -> torch.Tensor | tuple:
-        """The float64 answer of one part from the same inputs: what `run_part` must make of `state`. State unchanged."""
+        """The float64 answer of one part: what `run_part` must make of the same `state`. State unchanged."""
         state = dict(state)
         for name in part.stages:
             state |= self._exact_stage(name, state)

@@ -84,7 +84,7 @@ def costs(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[Co
         members = [STAGES[name] for name in part.stages]
         made = {tensor for stage in members for tensor in stage.writes}
         needed = {tensor for stage in members for tensor in stage.reads}
-        outside = sorted(needed - made)
+        outside = [tensor for tensor in ("x", *written_by) if tensor in needed - made]
         leaving = [tensor for tensor in made if _leaves(tensor, index, plan)]
         result.append(
             Cost(

@@ -27,7 +27,7 @@ STAGES = {
         Stage(1, "qkv", "Q, K, V at once from x", ("x",), ("q", "k", "v"), ("w_qkv", "b_qkv")),
         Stage(2, "scores", "Q Kᵀ / √D", ("q", "k"), ("scores",)),
         Stage(3, "softmax", "causal mask, softmax", ("scores",), ("probs",)),
-        Stage(4, "values", "weights × V", ("probs", "v"), ("attn",)),
+        Stage(4, "values", "softmax weights × V", ("probs", "v"), ("attn",)),
         Stage(5, "output", "× W_O, plus the residual", ("attn", "x"), ("y",), ("w_o", "b_o")),
         Stage(6, "norm", "LayerNorm", ("y",), ("n",), ("gamma", "beta")),
         Stage(7, "mlp_up", "× W_1, then GELU", ("n",), ("h",), ("w_1", "b_1")),

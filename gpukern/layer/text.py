@@ -1,4 +1,4 @@
-"""The small trained model: a few of the course's layers in a row, between an embedding and its transpose, write text."""
+"""The small trained model: the course's layers in a row, between an embedding and its transpose, write text."""
 
 import json
 from collections.abc import Iterator

@@ -117,7 +117,7 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
     """
     found = sorted({int(key.split(".")[1]) for key in tensors if key.startswith("h.") and key.split(".")[1].isdigit()})
     if not found:
-        raise CheckpointError(f"{name} has no tensors named 'h.0.attn.c_attn.weight' and so on: not a GPT-2 checkpoint.")
+        raise CheckpointError(f"{name} has no tensor like 'h.0.attn.c_attn.weight': it is not a GPT-2 checkpoint.")
     if layer not in found:
         raise CheckpointError(f"{name} has layers {found[0]} to {found[-1]}; there is no layer {layer}.")
 
@@ -130,7 +130,7 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
     drawn = {ours: tensor(theirs) for ours, theirs in _GPT2_NAMES.items()}
     for ours, theirs in _GPT2_NAMES.items():
         if ours.startswith("w_") and drawn[ours].dim() != 2:
-            raise CheckpointError(f"{name}: 'h.{layer}.{theirs}' has shape {tuple(drawn[ours].shape)}; expected two axes.")
+            raise CheckpointError(f"{name}: 'h.{layer}.{theirs}' is not a matrix: {tuple(drawn[ours].shape)}.")
     C, F = drawn["w_1"].shape
     if heads is None:
         if C % 64:

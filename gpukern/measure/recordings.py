@@ -4,9 +4,8 @@ import math
 
 import torch
 
+from gpukern import device
 from gpukern.measure.rows import Row, read
-
-_TILE = ("BM", "BN", "BK", "warps", "stages", "threads")
 
 
 class NotRecorded(LookupError):
@@ -16,6 +15,14 @@ class NotRecorded(LookupError):
         offer = f"the nearest is {place}" if nearest else "nothing like it was recorded"
         super().__init__(f"{asked} was not recorded; {offer}.")
         self.message, self.nearest = str(self), nearest
+
+
+def _rows(sweep: str) -> list[Row]:
+    """The rows of one card: of this machine's (simulated) card if it was recorded, else of the first that was."""
+    rows = read(sweep)
+    cards = [row.card for row in rows]
+    card = device.card().name if device.card().name in cards else next(iter(cards), "")
+    return [row for row in rows if row.card == card]
 
 
 def _name(dtype: torch.dtype | str) -> str:
@@ -32,7 +39,7 @@ def _distance(row: Row, step) -> float:
 
 def recorded_plan(config: str, plan: str, step, dtype) -> list[Row]:
     """The recorded rows of a plan at a step: its parts in order, then part="all". Raises NotRecorded."""
-    rows = [r for r in read("plans") if (r.config, r.plan, r.dtype) == (config, plan, _name(dtype))]
+    rows = [r for r in _rows("plans") if (r.config, r.plan, r.dtype) == (config, plan, _name(dtype))]
     found = [r for r in rows if (r.B, r.T, r.S) == (step.B, step.T, step.S)]
     if found:
         return found
@@ -45,13 +52,13 @@ def recorded_plan(config: str, plan: str, step, dtype) -> list[Row]:
 
 def recorded_plan_steps(config: str, phase: str, dtype="bfloat16") -> list[tuple[int, int, int]]:
     """(B, T, S) of every step that some plan was recorded at, smallest first."""
-    rows = [r for r in read("plans") if (r.config, r.phase, r.dtype, r.part) == (config, phase, _name(dtype), "all")]
+    rows = [r for r in _rows("plans") if (r.config, r.phase, r.dtype, r.part) == (config, phase, _name(dtype), "all")]
     return sorted({(r.B, r.T, r.S) for r in rows})
 
 
 def recorded_tiles(config: str, part: str, step=None, dtype="bfloat16") -> list[Row]:
     """The whole recorded tile sweep of a part at `step` (every step if None), refused tiles included."""
-    rows = [r for r in read("tiles") if (r.config, r.part, r.dtype) == (config, part, _name(dtype))]
+    rows = [r for r in _rows("tiles") if (r.config, r.part, r.dtype) == (config, part, _name(dtype))]
     return [r for r in rows if step is None or (r.B, r.T, r.S) == (step.B, step.T, step.S)]
 
 

@@ -1,8 +1,8 @@
 """Row: the one shape of everything measured, and how rows are kept.
 
-A recording is a folder of `gpukern/recorded/`, named after the card. A sweep there is two files: `<sweep>.csv`, its rows,
-and `<sweep>.json`, the runs they come from (card, driver, library versions, date), which the column `run` counts from 0.
-Read back, a row's `source` is `recorded`.
+A recording is a folder of `gpukern/recorded/`, named after the card. A sweep there is two files: `<sweep>.csv`, its
+rows, and `<sweep>.json`, the runs they come from (card, driver, library versions, date), which the column `run` counts
+from 0. Read back, a row's `source` is `recorded`.
 """
 
 import csv

@@ -3,7 +3,7 @@
 Two ways, and a Timing says which was used:
 
 graph   one CUDA graph holds the work over rotated copies of its inputs, together larger than four times L2, so that
-        every run finds its inputs in HBM. Replayed and divided by the number of copies, it has no launch cost of the host.
+        every run finds its inputs in HBM. Its replay, divided by the number of copies, has no launch cost of the host.
 events  device events around one run, after 256 MB were written to push the inputs out of L2. For work that cannot
         be captured. It includes what the host adds for kernels shorter than their launch.
 """
@@ -56,9 +56,7 @@ def time(runs: Sequence[Callable[[], object]], budget_ms: float = 60.0) -> Timin
     once = _sample_us(sample, flush)
     count = int(min(100, max(5, budget_ms * 1e3 / max(once, 1.0))))
     times = sorted(_sample_us(sample, flush) / n for _ in range(count))
-    return Timing(
-        statistics.median(times), times[len(times) // 5], times[len(times) * 4 // 5], method, _clock_mhz()
-    )
+    return Timing(statistics.median(times), times[len(times) // 5], times[len(times) * 4 // 5], method, _clock_mhz())
 
 
 def _captured(runs) -> torch.cuda.CUDAGraph:

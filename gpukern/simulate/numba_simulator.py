@@ -4,22 +4,24 @@ import sys
 import threading
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np import numpy_support
 from numba.cuda.simulator import kernel as simulator
-from numba.cuda.simulator.kernelapi import FakeCUDAShared
+from numba.cuda.simulator import kernelapi
 
 from gpukern import device
 
 _launch = simulator.FakeCUDAKernel.__call__
-_shared_array = FakeCUDAShared.array
+_shared_array = kernelapi.FakeCUDAShared.array
 _allocating = threading.Lock()
 
 
 def install() -> None:
-    """Check every launch and every shared array of this process from now on."""
+    """Check every launch and every shared array of this process from now on; and switch threads more often.
+
+    Upstream runs one thread of this machine for each of a block's, and a barrier waits until every one had its turn.
+    """
+    sys.setswitchinterval(1e-4)
     simulator.FakeCUDAKernel.__call__ = _checked_launch
-    FakeCUDAShared.array = _checked_shared_array
+    kernelapi.FakeCUDAShared.array = _checked_shared_array
 
 
 def _checked_launch(kernel, *args):
@@ -47,8 +49,8 @@ def _checked_shared_array(shared, shape, dtype, alignment=None):
     """
     if shape == 0:  # dynamic: its size was checked at the launch
         return _shared_array(shared, shape, dtype)
-    if isinstance(dtype, types.Type):
-        dtype = numpy_support.as_dtype(dtype)
+    if isinstance(dtype, kernelapi.types.Type):
+        dtype = kernelapi.numpy_support.as_dtype(dtype)
     caller = sys._getframe(1)
     line = (caller.f_code.co_filename, caller.f_lineno)
     with _allocating:

@@ -21,6 +21,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # NumPy arithmetic on it rounds each re
 _np_dtype = interpreter._get_np_dtype
 _patch_language = interpreter._patch_lang
 _run = interpreter.InterpretedFunction.run
+_sum = interpreter.ReduceOps.sum
 _MIN_DOT = min_dot_size(None)
 _LANGUAGE = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
 
@@ -30,11 +31,26 @@ def install() -> None:
     interpreter._get_np_dtype = _get_np_dtype
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # `_checked_run` has done it, once a launch
     interpreter.interpreter_builder.__class__ = Builder
+    interpreter.ReduceOps.sum = _sum_in_pairs
     interpreter.InterpretedFunction.run = _checked_run
 
 
 def _get_np_dtype(dtype):
     return BFLOAT16 if dtype.scalar == tl.bfloat16 else _np_dtype(dtype)
+
+
+def _sum_in_pairs(reduction, x):
+    """`tl.sum`. It does not widen bfloat16, on a card either; but there threads add in a tree, so that the error stays
+    small, where NumPy adds one after the other until the sum is too large to grow."""
+    if x.dtype.scalar != tl.bfloat16:
+        return _sum(reduction, x)
+    out = x.handle.data
+    axes = tuple(range(out.ndim)) if reduction.axis is None else (reduction.axis,)
+    for axis in axes:
+        while out.shape[axis] > 1:
+            first, second = np.split(out, 2, axis)
+            out = first + second
+    return reduction.to_tensor(out if reduction.keep_dims else out.squeeze(axes), x.dtype)
 
 
 def _checked_run(kernel, *args, grid, warmup, **options):

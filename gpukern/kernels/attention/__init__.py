@@ -27,11 +27,13 @@ def reference(q, k, v, causal: bool = True) -> torch.Tensor:
 def attention_torch(q, k, v, causal: bool = True) -> torch.Tensor:
     """As `reference`, by PyTorch's scaled_dot_product_attention in the dtype of `q`.
 
-    Its `is_causal` aligns the mask to the top left; that is ours only if T == S. Otherwise the mask is handed over.
+    Its `is_causal` aligns the mask to the top left; that is ours only if T == S. Otherwise the mask is handed over; and
+    a row that sees nothing, which only then can be, is made 0: on a card some of its backends leave other values there.
     """
     T, S = q.shape[2], k.shape[2]
     if causal and T != S and T != 1:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible(T, S, q.device))
+        mask = visible(T, S, q.device)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).masked_fill(~mask.any(-1, keepdim=True), 0)
     else:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S)
     return out.transpose(1, 2).flatten(2)
@@ -61,11 +63,11 @@ attention = Op(
     reference=reference,
     inputs=inputs,
     shapes=(
-        {"B": 1, "H": 2, "T": 16, "S": 16, "D": 32, "causal": 1},
+        {"B": 1, "H": 2, "T": 8, "S": 8, "D": 32, "causal": 1},
         {"B": 1, "H": 1, "T": 1, "S": 1, "D": 16, "causal": 1},
-        {"B": 2, "H": 3, "T": 5, "S": 37, "D": 16, "causal": 1, "strided": 1},
+        {"B": 2, "H": 3, "T": 2, "S": 37, "D": 16, "causal": 1, "strided": 1},
         {"B": 1, "H": 2, "T": 7, "S": 4, "D": 16, "causal": 1},
-        {"B": 1, "H": 3, "T": 3, "S": 19, "D": 32},
+        {"B": 1, "H": 2, "T": 3, "S": 19, "D": 32},
         {"B": 2, "H": 1, "T": 1, "S": 67, "D": 64, "causal": 1},
         {"B": 1, "H": 2, "T": 0, "S": 5, "D": 16, "causal": 1},
     ),

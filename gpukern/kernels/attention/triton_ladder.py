@@ -21,6 +21,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
 
     Three kernels: the scores and the weights, `[B, H, T, S]` each, go to memory and come back.
     """
+    require(k, "k", (None, None, None, None))
+    require(v, "v", (*k.shape[:3], None), like=k)  # before anything is computed; the kernels check the rest
     return values(softmax(scores(q, k), causal), v)
 
 

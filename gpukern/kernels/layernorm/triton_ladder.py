@@ -32,9 +32,9 @@ def layernorm(
 
     Raises LimitError for a row that `warps` warps have no registers for.
     """
-    if x.dim() < 1:
+    if x.ndim < 1:
         raise InputError("x is a single number; layernorm wants rows, (..., C).")
-    require(x, "x", (None,) * x.dim())
+    require(x, "x", (None,) * x.ndim)
     C = x.shape[-1]
     require(gamma, "gamma", (C,), like=x)
     require(beta, "beta", (C,), like=x)

@@ -70,7 +70,7 @@ matmul = Op(
     reference=reference,
     inputs=inputs,
     shapes=(
-        {"M": 48, "N": 64, "K": 32},
+        {"M": 32, "N": 48, "K": 64},
         {"M": 1, "N": 1, "K": 1},
         {"M": 33, "N": 17, "K": 45, "bias": 1, "gelu": 1},
         {"M": 17, "N": 37, "K": 19, "bias": 1, "residual": 1, "strided": 1},

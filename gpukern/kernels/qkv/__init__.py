@@ -1,8 +1,8 @@
 """qkv: queries, keys and values of the new tokens in one matrix product; keys and values go straight into the cache.
 
-The columns of w are Q's C, then K's C, then V's C; head h of each is its columns h*D .. (h+1)*D, with D = C / H. Row t
-of batch b lands in row `position + t` of head h of the cache. With `norm` = (gamma, beta, eps), x is normalised first, as
-in `layernorm`, in the same kernel: a *prologue*, GPT-2's first norm.
+The columns of w are Q's C, then K's C, then V's C; head h of each is its columns h*D .. (h+1)*D, with D = C / H. Keys
+and values of token t go to row `position + t` of the caches. With `norm` = (gamma, beta, eps), x is normalised first,
+as in `layernorm`, in the same kernel: a *prologue*, GPT-2's first norm.
 
 Cost for x [B, T, C]: 6BTC^2 operations; BTC + 3C^2 + 3C elements read and 3BTC written at the least. In decode (T = 1)
 that is one multiply-add for each element of w: bound by the memory that w is read from.

@@ -38,7 +38,7 @@ scores = Op(
     reference=reference,
     inputs=inputs,
     shapes=(
-        {"B": 1, "H": 2, "T": 24, "S": 40, "D": 32},
+        {"B": 1, "H": 2, "T": 12, "S": 40, "D": 32},
         {"B": 1, "H": 1, "T": 1, "S": 1, "D": 1},
         {"B": 2, "H": 3, "T": 5, "S": 19, "D": 7},
         {"B": 2, "H": 3, "T": 4, "S": 17, "D": 16, "strided": 1},

@@ -45,9 +45,9 @@ def _masked_softmax(x: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 def inputs(shape, dtype, device, generator) -> dict:
-    """Flags of `shape`: causal; masked (row 0 and the first third of row 1 hold -inf, as a padding mask leaves them)."""
-    x = normal(shape["B"], shape["H"], shape["T"], shape["S"], mean=3.0, scale=2.0, dtype=dtype, device=device,
-               generator=generator)  # fmt: skip
+    """Flags of `shape`: causal; masked (row 0 and the first third of row 1 are -inf, as a padding mask leaves them)."""
+    kind = {"dtype": dtype, "device": device, "generator": generator}
+    x = normal(*(shape[axis] for axis in "BHTS"), mean=3.0, scale=2.0, **kind)
     if shape.get("masked"):
         x[:, :, 0] = -math.inf
         x[:, :, 1, : shape["S"] // 3] = -math.inf
@@ -66,8 +66,8 @@ softmax = Op(
     shapes=(
         {"B": 1, "H": 2, "T": 8, "S": 64, "causal": 1},
         {"B": 1, "H": 1, "T": 1, "S": 1},
-        {"B": 2, "H": 3, "T": 2, "S": 17},
         {"B": 1, "H": 2, "T": 5, "S": 37, "causal": 1},
+        {"B": 2, "H": 3, "T": 2, "S": 17},
         {"B": 1, "H": 2, "T": 7, "S": 3, "causal": 1},
         {"B": 1, "H": 1, "T": 3, "S": 255, "masked": 1},
         {"B": 1, "H": 1, "T": 1, "S": 5001, "causal": 1},

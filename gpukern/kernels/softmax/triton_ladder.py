@@ -42,9 +42,9 @@ def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 
 
     causal: row i sees column j if j <= i + S - T. A row that sees nothing, or only -inf, is 0.
     """
-    if x.dim() < 2:
+    if x.ndim < 2:
         raise InputError(f"x has shape {tuple(x.shape)}; softmax wants rows and columns, (..., T, S).")
-    require(x, "x", (None,) * x.dim())
+    require(x, "x", (None,) * x.ndim)
     require_power_of_two(BN=BN, warps=warps)
     if not x.is_contiguous():
         raise InputError("softmax wants contiguous rows; call .contiguous() first.")

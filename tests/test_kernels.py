@@ -1,0 +1,432 @@
+"""kernels: every version of every operation gives the reference's numbers, and refuses what it cannot compute."""
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpukern
+from gpukern import device
+from gpukern.kernels import OPS
+from gpukern.kernels.attention import reference as attention_reference
+from gpukern.kernels.softmax import visible, visible_pairs
+from gpukern.op import FLOATS, InputError, Op, error
+
+DEVICE = device.torch_device()
+REFUSALS = (InputError, device.LimitError)
+KERNELS = [(op, name) for op in OPS.values() for name in op.versions if name != "torch"]
+
+
+def each(cases):
+    """Parametrize over (op, version, ...), with an id that prints them: matmul-triton-M33-N17-K45-float16."""
+
+    def text(value) -> str:
+        if isinstance(value, Op):
+            return value.name
+        if isinstance(value, dict):
+            return "-".join(f"{axis}{n}" for axis, n in value.items())
+        return str(value).removeprefix("torch.")
+
+    return [pytest.param(*case, id="-".join(map(text, case))) for case in cases]
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """New memory holds NaN, so that an element that no kernel writes cannot pass; and so does the memory around it,
+    where nothing may be written."""
+    margin, buffers = 64, []
+
+    def poison(make):
+        @functools.wraps(make)
+        def made(*args, **kwargs):
+            out = make(*args, **kwargs)
+            if not out.is_floating_point() or not out.is_contiguous():
+                return out
+            buffer = torch.full((out.numel() + 2 * margin,), math.nan, dtype=out.dtype, device=out.device)
+            buffers.append(buffer)
+            return buffer[margin : margin + out.numel()].view(out.shape)
+
+        return made
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+    yield
+    for buffer in buffers:
+        around = torch.cat((buffer[:margin], buffer[-margin:]))
+        assert around.isnan().all(), "written outside of the output"
+
+
+def tensors(inputs: dict) -> dict:
+    """The tensors among the inputs by name, those of a norm included."""
+    found = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if inputs.get("norm"):
+        found["gamma"], found["beta"] = inputs["norm"][:2]
+    return found
+
+
+def with_tensor(inputs: dict, name: str, tensor: torch.Tensor) -> dict:
+    """The inputs with another tensor for `name`."""
+    if name in inputs:
+        return {**inputs, name: tensor}
+    gamma, beta, eps = inputs["norm"]
+    return {**inputs, "norm": (tensor, beta, eps) if name == "gamma" else (gamma, tensor, eps)}
+
+
+# Small shapes in which no optional tensor is left out.
+FULL = {
+    "vector_add": {"N": 5},
+    "gelu": {"N": 5},
+    "matmul": {"M": 3, "N": 5, "K": 7, "bias": 1, "gelu": 1, "residual": 1},
+    "layernorm": {"B": 2, "T": 1, "C": 5},
+    "softmax": {"B": 1, "H": 2, "T": 2, "S": 5, "causal": 1},
+    "qkv": {"B": 2, "T": 1, "C": 6, "H": 3, "S": 5, "position": 2, "norm": 1},
+    "scores": {"B": 2, "H": 3, "T": 1, "S": 5, "D": 4},
+    "values": {"B": 2, "H": 3, "T": 1, "S": 5, "D": 4},
+    "attention": {"B": 1, "H": 2, "T": 1, "S": 5, "D": 16, "causal": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "op, version, shape, dtype",
+    each(
+        (op, version, shape, dtype)
+        for op in OPS.values()
+        for version in op.versions
+        for dtype in FLOATS
+        for shape in (op.shapes if dtype == torch.float32 else op.shapes[:4])
+    ),
+)
+def test_agrees_with_the_reference(op, version, shape, dtype):
+    inputs = op.draw(shape, dtype, DEVICE)
+    before = {name: tensor.clone() for name, tensor in tensors(inputs).items()}
+    wanted = op.reference(**inputs)
+    for name, tensor in tensors(inputs).items():
+        assert torch.equal(tensor, before[name]) or tensor.isnan().any(), f"the reference wrote into {name}"
+
+    out = op.versions[version](**inputs)
+
+    assert error(out, wanted) <= op.tolerance[dtype]
+    for tensor in out if isinstance(out, tuple) else (out,):
+        assert tensor.dtype == dtype and tensor.device.type == DEVICE.type
+    for name, tensor in tensors(inputs).items():
+        if name in ("k_cache", "v_cache"):
+            first, last = inputs["position"], inputs["position"] + shape["T"]
+            tensor, before[name] = (torch.cat((c[:, :, :first], c[:, :, last:]), 2) for c in (tensor, before[name]))
+        assert torch.equal(tensor, before[name]), f"{version} wrote into {name}"
+
+
+@pytest.mark.parametrize("version", OPS["qkv"].versions)
+def test_qkv_writes_into_the_caches_it_was_given(version):
+    inputs = OPS["qkv"].draw(OPS["qkv"].shapes[3], torch.float32, DEVICE)
+    _, k_cache, v_cache = OPS["qkv"].versions[version](**inputs)
+    assert k_cache.data_ptr() == inputs["k_cache"].data_ptr()
+    assert v_cache.data_ptr() == inputs["v_cache"].data_ptr()
+
+
+@pytest.mark.parametrize("op, version", each(KERNELS))
+def test_any_stride_is_right_or_refused(op, version):
+    inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
+    wanted = op.reference(**inputs)
+    for name, tensor in tensors(inputs).items():
+        spread = torch.stack((tensor, torch.full_like(tensor, math.nan)), -1)[..., 0]  # every second element
+        assert spread.stride(-1) == 2 and torch.equal(spread, tensor)
+        changed = op.draw(FULL[op.name], torch.float32, DEVICE)
+        try:
+            out = op.versions[version](**with_tensor(changed, name, spread))
+        except InputError as refusal:
+            assert "contiguous" in str(refusal) or "side by side" in str(refusal)
+        else:
+            assert error(out, wanted) <= op.tolerance[torch.float32], name
+
+
+@pytest.mark.parametrize("op, version", each(KERNELS))
+def test_refuses_a_wrong_type_dtype_or_device(op, version):
+    inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
+    for name, tensor in tensors(inputs).items():
+        with pytest.raises(InputError, match="ndarray"):
+            op.versions[version](**with_tensor(inputs, name, tensor.cpu().numpy()))
+        with pytest.raises(InputError, match="float64"):
+            op.versions[version](**with_tensor(inputs, name, tensor.double()))
+        if len(tensors(inputs)) > 1:
+            with pytest.raises(InputError, match="float16"):
+                op.versions[version](**with_tensor(inputs, name, tensor.half()))
+            with pytest.raises(InputError, match="meta"):
+                op.versions[version](**with_tensor(inputs, name, tensor.to("meta")))
+
+
+# op, argument, how it is spoilt
+SPOILT = [
+    ("vector_add", "y", lambda y: y[:-1]),
+    ("matmul", "a", lambda a: a[:, :-1]),
+    ("matmul", "w", lambda w: w[:, :-1]),
+    ("matmul", "bias", lambda bias: bias[:-1]),
+    ("matmul", "residual", lambda residual: residual[:-1]),
+    ("matmul", "activation", lambda activation: "relu"),
+    ("layernorm", "gamma", lambda gamma: gamma[:-1]),
+    ("layernorm", "beta", lambda beta: beta[:-1]),
+    ("softmax", "x", lambda x: x[0, 0, 0]),
+    ("qkv", "x", lambda x: x[:, :, :-1]),
+    ("qkv", "w", lambda w: w[:, :-1]),
+    ("qkv", "bias", lambda bias: bias[:-1]),
+    ("qkv", "k_cache", lambda cache: cache[:, :, :-1]),
+    ("qkv", "v_cache", lambda cache: cache[:, :-1]),
+    ("qkv", "position", lambda position: position + 3),  # one row too many
+    ("qkv", "position", lambda position: -1),
+    ("qkv", "norm", lambda norm: (norm[0][:-1], *norm[1:])),
+    ("scores", "k", lambda k: k[..., :-1]),
+    ("scores", "k", lambda k: k[:, :-1]),
+    ("values", "v", lambda v: v[:, :, :-1]),
+    ("values", "p", lambda p: p[:-1]),
+    ("attention", "q", lambda q: q[0]),
+    ("attention", "k", lambda k: k[:, :, :-1]),
+    ("attention", "v", lambda v: v[:, :-1]),
+]
+
+
+@pytest.mark.parametrize(
+    "op, version, argument, spoil",
+    [
+        pytest.param(OPS[name], version, argument, spoil, id=f"{name}-{version}-{argument}{i}")
+        for i, (name, argument, spoil) in enumerate(SPOILT)
+        for version in OPS[name].versions
+        if version != "torch"
+    ],
+)
+def test_refuses_a_wrong_argument(op, version, argument, spoil):
+    inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
+    before = {name: tensor.clone() for name, tensor in tensors(inputs).items()}
+    with pytest.raises(InputError):
+        op.versions[version](**{**inputs, argument: spoil(inputs[argument])})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(inputs).items()), "half written"
+
+
+def bad_tiles(version) -> list:
+    """(tile, what the error must name) for every rule that the version's tile can break."""
+    tile = version.tile
+    if version.language == "numba":
+        bad = [({"threads": 2048}, "1024")] if "threads" in tile else []
+        bad += [({"BM": 64, "BN": 64}, "1024"), ({"BK": 0}, "BK"), ({"BM": -16}, "BM")] if "BM" in tile else []
+        return bad
+    bad = [({name: 24}, f"{name}=24") for name in tile if name != "stages"]
+    bad += [({name: 8}, f"{name}=8") for name in ("BM", "BN", "BK") if "stages" in tile and name in tile]
+    bad += [({"stages": 0}, "stages=0")] if "stages" in tile else []
+    bad += [({"warps": 64}, "2048 threads")] if tile else []
+    if "BK" in tile:
+        bad += [({"BM": 256, "BN": 256, "BK": 128, "stages": 4}, "shared memory")]
+    return bad
+
+
+@pytest.mark.parametrize(
+    "op, version, tile, names",
+    each((op, name, tile, text) for op, name in KERNELS for tile, text in bad_tiles(op.versions[name])),
+)
+def test_refuses_an_impossible_tile(op, version, tile, names):
+    with pytest.raises(REFUSALS, match=names):
+        op.versions[version](**op.draw(FULL[op.name], torch.float32, DEVICE), **tile)
+
+
+def other_tiles(version) -> list:
+    """Tiles that a learner may choose, away from the default."""
+    if version.language == "numba":
+        return (
+            [{"threads": 32}]
+            if "threads" in version.tile
+            else [{"BM": 8, "BN": 4, "BK": 32}, {"BM": 16, "BN": 8, "BK": 5}]
+        )
+    tiles = [{"BM": 16, "BN": 32}, {"BM": 32, "BN": 16, "BK": 64, "warps": 2, "stages": 1}, {"BN": 16, "warps": 1}]
+    return [{name: n for name, n in tile.items() if name in version.tile} for tile in tiles]
+
+
+@pytest.mark.parametrize(
+    "op, version, tile",
+    each((op, name, tile) for op, name in KERNELS for tile in other_tiles(op.versions[name]) if op.versions[name].tile),
+)
+def test_agrees_with_any_tile(op, version, tile):
+    inputs = op.draw(op.shapes[2], torch.float32, DEVICE)
+    wanted = op.reference(**inputs)
+    assert error(op.versions[version](**inputs, **tile), wanted) <= op.tolerance[torch.float32]
+
+
+@pytest.mark.parametrize("version", OPS["attention"].versions)
+@pytest.mark.parametrize("T, S", [(1, 9), (3, 9), (9, 9), (18, 37)])
+def test_attention_over_a_cache_is_the_end_of_the_whole(version, T, S):
+    """A chunk of T tokens that looks at S gives the last T rows of all S tokens at once."""
+    whole = OPS["attention"].draw({"B": 1, "H": 1, "T": S, "S": S, "D": 16, "causal": 1}, torch.float32, DEVICE)
+    wanted = attention_reference(**whole)[:, S - T :]
+    version = OPS["attention"].versions[version]
+    tile = {"BM": 16, "BN": 16} if "BM" in version.tile else {}  # small, so that there are several
+    out = version(**{**whole, "q": whole["q"][:, :, S - T :]}, **tile)
+    assert error(out, wanted) <= OPS["attention"].tolerance[torch.float32]
+
+
+def test_the_causal_mask_is_aligned_to_the_last_token():
+    assert visible(2, 4).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert visible(3, 2).int().tolist() == [[0, 0], [1, 0], [1, 1]]
+    for T, S in ((1, 1), (2, 4), (3, 2), (7, 7), (5, 1), (4, 0)):
+        assert visible_pairs(T, S) == visible(T, S).sum()
+        assert visible_pairs(T, S, causal=False) == T * S
+
+
+@pytest.mark.parametrize("version", OPS["softmax"].versions)
+def test_softmax_leaves_exact_zeros_and_never_nan(version):
+    x = torch.full((4, 6), -math.inf, device=DEVICE)
+    x[1, :2] = torch.tensor([60000.0, 60001.0])
+    x[2] = -1e30
+    x[3] = torch.arange(6)
+    out = OPS["softmax"].versions[version](x, causal=False)
+    assert out[0].eq(0).all() and out[1, 2:].eq(0).all()
+    assert error(out[1, :2], torch.tensor([0.0, 1.0]).softmax(0)) < 1e-6
+    assert error(out[2], torch.full((6,), 1 / 6)) < 1e-6
+    causal = OPS["softmax"].versions[version](x[3:].repeat(8, 1), causal=True)  # 8 rows look at 6 columns
+    assert causal[:2].eq(0).all()
+    assert (causal == 0).equal(~visible(8, 6, DEVICE))
+
+
+@pytest.mark.parametrize("version", OPS["layernorm"].versions)
+def test_layernorm_survives_a_large_mean(version):
+    """E[x^2] - mean^2 in one pass has no correct digit here."""
+    inputs = OPS["layernorm"].draw({"B": 1, "T": 3, "C": 100}, torch.float32, DEVICE)
+    inputs["x"] += 1e4
+    out = OPS["layernorm"].versions[version](**inputs)
+    assert error(out, OPS["layernorm"].reference(**inputs)) < 5e-3
+
+
+def test_layernorm_refuses_a_row_that_does_not_fit_the_registers():
+    x = torch.zeros(1, 1 << 17, device=DEVICE)
+    with pytest.raises(device.LimitError, match="registers"):
+        OPS["layernorm"].versions["triton"](x, x[0], x[0])
+
+
+@pytest.mark.parametrize("version", OPS["gelu"].versions)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gelu_at_the_ends_and_in_the_middle(version, dtype):
+    """Large |x| must not overflow; in the middle the tanh form is not the exact one."""
+    x = torch.tensor([-60000.0, -100.0, -12.0, -0.0, 12.0, 100.0, 60000.0], device=DEVICE, dtype=dtype)
+    out = OPS["gelu"].versions[version](x)
+    assert out.tolist() == [0, 0, 0, 0, *x[4:].tolist()]
+    if dtype == torch.float32:
+        x = torch.linspace(-3, 3, 61, device=DEVICE)
+        out = OPS["gelu"].versions[version](x)
+        exact = torch.nn.functional.gelu(x.double())
+        assert (out - exact).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("version", OPS["matmul"].versions)
+def test_float32_matmul_keeps_all_digits(version):
+    """TF32 would drop the last bits of 1 + 2^-12."""
+    a = torch.full((16, 16), 1 + 2**-12, device=DEVICE)
+    out = OPS["matmul"].versions[version](a, torch.eye(16, device=DEVICE))
+    assert torch.equal(out, a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", ["numba", "triton"])
+def test_matmul_offsets_pass_two_to_the_31(version, monkeypatch):
+    monkeypatch.undo()  # no need to fill 4 GB with NaN
+    rows = torch.zeros(2**31 + 64, dtype=torch.float16, device=DEVICE).as_strided((2, 48), (2**31, 1))
+    inputs = OPS["matmul"].draw({"M": 2, "N": 32, "K": 48}, torch.float16, DEVICE)
+    rows.copy_(inputs["a"])
+    out = OPS["matmul"].versions[version](rows, inputs["w"])
+    assert error(out, OPS["matmul"].reference(**inputs)) <= OPS["matmul"].tolerance[torch.float16]
+
+
+@pytest.mark.parametrize("op", each((op,) for op in OPS.values()))
+def test_costs_are_whole_numbers(op):
+    for shape in op.shapes:
+        for dtype in FLOATS:
+            cost, inputs = (op.flops(shape), op.bytes(shape, dtype)), op.draw(shape, dtype, DEVICE)
+            assert all(isinstance(n, int) and n >= 0 for n in cost)
+            # At least the inputs are read; a cache is written to, and a softmax need not read what it masks.
+            read = sum(t.nbytes for name, t in tensors(inputs).items() if "cache" not in name)
+            if op.name != "softmax" and all(shape.values()):
+                assert cost[1] > read
+
+
+# Runs in a process of its own, where Triton is the compiler and not the interpreter: it needs no card for that.
+COMPILE = """
+import json, sys, types
+package = types.ModuleType("gpukern")  # without its __init__, which would choose the interpreter
+package.__path__ = [sys.argv[1]]
+sys.modules["gpukern"] = package
+
+import importlib
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from gpukern.device import CARDS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def compiled(ladder, kernel, dtype, card, warps, stages, **constants):
+    # Every argument a multiple of 16, pointers aligned, the innermost strides 1: what the layer launches.
+    fn = getattr(importlib.import_module(f"gpukern.kernels.{ladder}.triton_ladder"), kernel)
+    defaults = {n: p.default for n, p in fn.signature.parameters.items() if p.default is not p.empty}
+    inner = {n: 1 for n in fn.arg_names if n in ("stride_ak", "stride_wn", "stride_rn", "stride_xc", "stride_qd",
+                                                 "stride_kd", "stride_ps", "stride_vd")}
+    constants = defaults | inner | constants
+    kinds = {"eps": "fp32", "scale": "fp32"}
+    types = {n: "constexpr" if n in constants else kinds.get(n, "*" + dtype if n.endswith("_ptr") else "i32")
+             for n in fn.arg_names}
+    at = {n: (i,) for i, n in enumerate(fn.arg_names)}
+    aligned = {at[n]: [["tt.divisibility", 16]] for n, kind in types.items() if kind not in ("constexpr", "fp32")}
+    source = triton.compiler.ASTSource(fn, types, {at[n]: c for n, c in constants.items()}, aligned)
+    major, minor = CARDS[card].compute_capability
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options).metadata.shared
+
+
+rows = []
+for case in json.loads(sys.argv[2]):
+    got = compiled(**case)
+    constants = {n: case[n] for n in ("BM", "BN", "BK", "D") if n in case}
+    wanted = None
+    if "BM" in case:
+        room = "attention" if case["ladder"] == "attention" else "matmul"
+        formula = importlib.import_module(f"gpukern.kernels.{room}.triton_ladder").shared_bytes
+        wanted = formula(**constants, warps=case["warps"], stages=case["stages"], dtype=DTYPES[case["dtype"]],
+                         on=CARDS[case["card"]])
+    rows.append((got, wanted))
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_triton_kernel_compiles_and_takes_the_shared_memory_of_the_formula():
+    tile = {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3}
+    small = {"BM": 64, "BN": 64, "BK": 32, "warps": 4, "stages": 2}
+    decode = {"BM": 16, "BN": 64, "BK": 64, "warps": 4, "stages": 4}
+    flash = {"BM": 64, "BN": 64, "D": 64, "warps": 4, "stages": 2, "CAUSAL": True}
+    plain = {"bias_ptr": None, "residual_ptr": None, "GELU": False}
+    one = {"warps": 4, "stages": 1}
+    cases = [
+        {"ladder": "matmul", "kernel": "_matmul_kernel", "GELU": True, **tile},
+        {"ladder": "matmul", "kernel": "_matmul_kernel", **plain, **decode},
+        {"ladder": "qkv", "kernel": "_qkv_kernel", "gamma_ptr": None, "beta_ptr": None, **tile},
+        {"ladder": "qkv", "kernel": "_qkv_kernel", **tile},
+        {"ladder": "scores", "kernel": "_scores_kernel", **small},
+        {"ladder": "values", "kernel": "_values_kernel", **small},
+        {"ladder": "attention", "kernel": "_attention_flash_kernel", **flash},
+        {"ladder": "softmax", "kernel": "_softmax_kernel", "CAUSAL": True, "BN": 1024, **one},
+        {"ladder": "layernorm", "kernel": "_layernorm_kernel", "BC": 1024, **one},
+        {"ladder": "gelu", "kernel": "_gelu_kernel", "BN": 1024, **one},
+        {"ladder": "vector_add", "kernel": "_vector_add_kernel", "BN": 1024, **one},
+    ]
+    cases = [{**case, "dtype": dtype, "card": "H200"} for case in cases for dtype in ("bf16", "fp32")]
+    cases.append({**cases[0], "card": "A100"})
+    command = [sys.executable, "-c", COMPILE, str(Path(gpukern.__file__).parent), json.dumps(cases)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for case, (shared, formula) in zip(cases, json.loads(done.stdout), strict=True):
+        if case["kernel"] == "_qkv_kernel" and "gamma_ptr" not in case:
+            assert shared > formula, case  # the normalised tile of x has room of its own
+        else:
+            assert formula is None or shared == formula, case
