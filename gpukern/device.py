@@ -21,6 +21,7 @@ MODES = ("measured", "counted")
 _SWITCH = "GPUKERN_DEVICE"
 # What NUMBA_ENABLE_CUDASIM and TRITON_INTERPRET accept as "on".
 _ON = {"1", "true", "on", "yes"}
+_mode = ""  # as `decide` chose it
 
 
 class DeviceError(RuntimeError):
@@ -135,22 +136,26 @@ CARDS = {
 def decide() -> str:
     """Choose the mode of this process and tell Numba and Triton, or explain why it is too late.
 
-    Raises DeviceError if `GPUKERN_DEVICE` asks for a card that is not there, or if numba.cuda or Triton were
-    imported earlier in the other mode.
+    Numba is set up the same in both: its compiler types every kernel, and where there is no card the simulated GPU
+    runs what was typed. Numba's own simulator, which has no types and no warps, is never used.
+
+    Raises DeviceError if `GPUKERN_DEVICE` asks for a card that is not there, if numba.cuda was imported earlier as
+    Numba's own simulator, or Triton in the other mode.
     """
+    global _mode
     mode = _wanted()
-    simulate = mode == "counted"
-    late = [name for name, simulated in _already_loaded().items() if simulated != simulate]
+    late = _too_late(mode == "counted")
     if late:
         raise DeviceError(
             f"{' and '.join(late)} was imported before gpukern, in the wrong mode for this machine ({mode}). "
             "Restart the kernel (or the program) and put `import gpukern` first."
         )
-    for variable in ("NUMBA_ENABLE_CUDASIM", "TRITON_INTERPRET"):
-        os.environ[variable] = "1" if simulate else "0"
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"  # for good: Numba reads it again when it compiles
+    os.environ["TRITON_INTERPRET"] = "1" if mode == "counted" else "0"
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # a decode step fills no card, and need not say so
     if "numba" in sys.modules:  # numba has read the variable already; numba.cuda has not looked at it yet
-        sys.modules["numba"].config.ENABLE_CUDASIM = int(simulate)
+        sys.modules["numba"].config.ENABLE_CUDASIM = 0
+    _mode = mode
     return mode
 
 
@@ -166,15 +171,16 @@ def _wanted() -> str:
     return "measured" if has_cuda() else "counted"
 
 
-def _already_loaded() -> dict:
-    """{library: is it in simulation mode} for those whose mode can no longer be changed."""
-    loaded = {}
-    if "numba.cuda" in sys.modules:
-        loaded["numba.cuda"] = bool(sys.modules["numba"].config.ENABLE_CUDASIM)
+def _too_late(simulate: bool) -> list[str]:
+    """The libraries that are loaded already, in another mode than the one that is wanted."""
+    late = []
+    if "numba.cuda" in sys.modules and sys.modules["numba"].config.ENABLE_CUDASIM:
+        late.append("numba.cuda")
     if "triton.language" in sys.modules:
         # Triton decides for each function when it is decorated; its own tl.sum was decorated on import.
-        loaded["triton"] = type(sys.modules["triton.language"].sum).__name__ == "InterpretedFunction"
-    return loaded
+        interpreted = type(sys.modules["triton.language"].sum).__name__ == "InterpretedFunction"
+        late += ["triton"] if interpreted != simulate else []
+    return late
 
 
 @functools.cache
@@ -198,12 +204,12 @@ def torch_device() -> torch.device:
 
 def simulated() -> bool:
     """True when kernels run on the simulated GPU."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+    return _mode == "counted"
 
 
 def mode() -> str:
     """`measured` or `counted`, as decided when gpukern was imported."""
-    return "counted" if simulated() else "measured"
+    return _mode
 
 
 def card(name: str | None = None) -> Card:
@@ -274,28 +280,18 @@ def check_launch(grid: tuple, block: tuple | int, shared: int = 0, on: Card | No
 def numba_array(tensor: torch.Tensor):
     """`tensor` as Numba-CUDA takes it, without a copy: shape, strides and dtype kept, bfloat16 included.
 
-    A device array over the tensor's memory; when counted, the simulator's stand-in for one.
+    A device array over the tensor's memory; when counted, the simulated card's stand-in for one.
     """
-    half = tensor.dtype == torch.bfloat16  # NumPy has no bfloat16: pass the bits, name the type of ml_dtypes
-    bits = tensor.detach().view(torch.int16) if half else tensor.detach()
-    if simulated():
-        array = bits.numpy()
-    else:
-        from numba import cuda
+    from numba import cuda
 
-        if not tensor.is_cuda:
-            raise DeviceError(f"a tensor is on {tensor.device}; kernels of this machine run on its card: .to('cuda').")
-        array = cuda.as_cuda_array(bits)
-    if half:
-        import ml_dtypes
+    if not simulated() and not tensor.is_cuda:
+        raise DeviceError(f"a tensor is on {tensor.device}; kernels of this machine run on its card: .to('cuda').")
+    if tensor.dtype != torch.bfloat16:
+        return cuda.as_cuda_array(tensor.detach())
+    import ml_dtypes
 
-        array = array.view(ml_dtypes.bfloat16)
-    if simulated():
-        # A bare NumPy array would be copied to the "device" and back, and refused unless it is contiguous.
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-
-        array = FakeCUDAArray(array)
-    return array
+    # NumPy has no bfloat16: pass the bits, name the type of ml_dtypes.
+    return cuda.as_cuda_array(tensor.detach().view(torch.int16)).view(ml_dtypes.bfloat16)
 
 
 def numba_stream():

@@ -12,7 +12,7 @@ from gpukern.layer import Layer, Plan, Step, text
 from gpukern.op import FLOATS, InputError, error
 
 # FLOPs that the simulated GPU runs in a minute or so on two CPU cores, by language; more is not run but recorded.
-SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e6}
+SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e9}
 
 
 def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:

@@ -10,20 +10,11 @@ from gpukern.kernels.gelu.numba_ladder import tanh_gelu
 from gpukern.op import InputError, require
 
 
-def launch_bounds(threads: int) -> dict:
-    """Options of cuda.jit for a kernel whose blocks have at most `threads`.
-
-    They keep the registers of a thread few enough for a block of that size to fit. The simulator has no registers and
-    does not know the option.
-    """
-    return {} if device.simulated() else {"launch_bounds": threads}
-
-
 @functools.cache
 def _matmul_kernel(BM, BN, BK, has_bias, has_gelu, has_residual):
     """The kernel of one tile and one epilogue: shared arrays want constant sizes, so each is compiled on its own."""
 
-    @cuda.jit(**launch_bounds(BM * BN))
+    @cuda.jit(launch_bounds=BM * BN)  # so few registers a thread that a block of that size fits
     def matmul_kernel(a, w, bias, residual, out):
         """One block computes one BM x BN tile of the output, one thread an element of it."""
         a_tile = cuda.shared.array((BM, BK), float32)

@@ -7,7 +7,7 @@ from numba import cuda, float32
 
 from gpukern import device
 from gpukern.kernels.layernorm.numba_ladder import row_stats
-from gpukern.kernels.matmul.numba_ladder import fit_tile, launch_bounds
+from gpukern.kernels.matmul.numba_ladder import fit_tile
 from gpukern.op import InputError, require
 
 
@@ -15,7 +15,7 @@ from gpukern.op import InputError, require
 def _qkv_kernel(BM, BN, BK, has_norm):
     """The kernel of one tile, with or without LayerNorm as its prologue."""
 
-    @cuda.jit(**launch_bounds(BM * BN))
+    @cuda.jit(launch_bounds=BM * BN)
     def qkv_kernel(x, w, bias, gamma, beta, eps, position, q, k_cache, v_cache):
         """The tiled product of matmul; row m is token t of sequence b, column n an element of Q, K or V of a head."""
         a_tile = cuda.shared.array((BM, BK), float32)

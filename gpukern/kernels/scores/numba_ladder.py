@@ -7,7 +7,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.kernels.matmul.numba_ladder import fit_tile, launch_bounds
+from gpukern.kernels.matmul.numba_ladder import fit_tile
 from gpukern.op import require
 
 
@@ -17,7 +17,7 @@ def _scores_kernel(BM, BN, BK):
     # Rows one longer than needed: the threads of a warp read down a column of K's tile, which then lies in 32 banks.
     PITCH = BK + 1
 
-    @cuda.jit(**launch_bounds(BM * BN))
+    @cuda.jit(launch_bounds=BM * BN)
     def scores_kernel(q, k, out):
         """One block computes a BM x BN tile of the scores of one head; row t of Q meets row s of K."""
         q_tile = cuda.shared.array((BM, BK), float32)

@@ -6,7 +6,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.kernels.matmul.numba_ladder import fit_tile, launch_bounds
+from gpukern.kernels.matmul.numba_ladder import fit_tile
 from gpukern.op import require
 
 
@@ -14,7 +14,7 @@ from gpukern.op import require
 def _values_kernel(BM, BN, BK):
     """The kernel of one tile."""
 
-    @cuda.jit(**launch_bounds(BM * BN))
+    @cuda.jit(launch_bounds=BM * BN)
     def values_kernel(p, v, out):
         """The tiled product of matmul for one head, stored where the heads stand side by side."""
         p_tile = cuda.shared.array((BM, BK), float32)
