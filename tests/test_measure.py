@@ -9,7 +9,7 @@ import torch
 
 from gpukern import device, measure, record
 from gpukern.kernels import OPS
-from gpukern.layer import CONFIGS, PLANS, Config, Layer, Part, Step
+from gpukern.layer import CONFIGS, PLANS, Config, Layer, Part, Plan, Step
 from gpukern.measure import LayerBench, NotRecorded, Row, Timing, layers, recordings
 from gpukern.op import InputError, Op, Version, error
 
@@ -149,7 +149,7 @@ def clock(monkeypatch):
 def test_a_part_is_checked_then_timed_and_the_row_says_all(clock):
     layer = Layer.random(SMALL)
     row = LayerBench(layer, STEP).row(Part(("mlp_up",), "triton", {"BM": 16, "BN": 16, "BK": 16}), "triton")
-    assert (row.status, row.time_us, row.method, row.source) == ("ok", 100.0, "test clock", "measured")
+    assert (row.status, row.time_us, row.method, row.source) == ("ok", 100.0, "test clock", device.mode())
     assert row.error <= row.tolerance and row.launches == 1
     assert (row.M, row.N, row.K) == (4, 48, 32) and row.tile["BN"] == 16
     cost = layer.part_cost(Part(("mlp_up",), "triton"), STEP)
@@ -312,6 +312,66 @@ def test_without_a_card_the_same_calls_give_recorded_rows():
     assert "weights" not in vars(layer)
 
 
+@pytest.mark.skipif(not device.simulated(), reason="on a card the same calls measure")
+@pytest.mark.parametrize(
+    ("layer", "plan"),
+    [
+        (Layer.random("gpt2", torch.bfloat16), PLANS["triton"].with_tile("qkv", {"BM": 32, "BN": 32})),
+        (Layer.random("gpt2", torch.bfloat16), Plan("triton", PLANS["numba"].parts)),
+        (Layer.random("gpt2", torch.bfloat16), Plan("triton", PLANS["flash"].parts)),
+        (Layer.random(dataclasses.replace(SMALL, name="gpt2"), torch.bfloat16), PLANS["triton"]),
+        (Layer.random(dataclasses.replace(CONFIGS["gpt2"], first_norm=True), torch.bfloat16), PLANS["triton"]),
+    ],
+    ids=["another tile", "other kernels", "another partition", "other sizes", "a first norm"],
+)
+def test_a_recorded_time_is_only_given_for_what_was_recorded(layer, plan):
+    with pytest.raises(NotRecorded):
+        measure.plan_rows(layer, plan, Step(1, 512, 512))
+
+
+@pytest.mark.skipif(not device.simulated(), reason="on a card the same calls measure")
+def test_a_recorded_tile_is_only_given_for_the_layer_that_was_recorded():
+    part, step = Part(("mlp_up",), "triton"), Step(1, 1024, 1024)
+    assert measure.tile_row(Layer.random("gpt2", torch.bfloat16), part, step).time_us > 0
+    with pytest.raises(NotRecorded, match="C=32 H=2 F=48"):
+        measure.tile_row(Layer.random(dataclasses.replace(SMALL, name="gpt2"), torch.bfloat16), part, step)
+
+
+@pytest.mark.skipif(not device.simulated(), reason="on a card the same calls measure")
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (Part(("qkv",), "triton", {"BM": 0}), "BM=0 must be a whole number"),
+        (Part(("qkv",), "triton", {"BM": -16}), "BM=-16 must be a whole number"),
+        (Part(("qkv",), "triton", {"BM": "a"}), "BM='a' must be a whole number"),
+        (Part(("qkv",), "triton", {"BX": 16}), "no tile size 'BX'; it has BM, BN"),
+        (Part(("qkv",), "nope"), "no version 'nope'"),
+        (Part(("norm", "mlp_up"), "triton"), "no kernel runs norm\\+mlp_up"),
+    ],
+)
+def test_a_tile_that_is_none_is_refused(part, message):
+    with pytest.raises(InputError, match=message):
+        measure.tile_row(Layer.random("gpt2", torch.bfloat16), part, Step(1, 1024, 1024))
+
+
+@pytest.mark.skipif(not device.simulated(), reason="on a card the same calls measure")
+def test_nothing_made_without_a_card_says_that_it_was_measured():
+    layer = Layer.random(SMALL)
+    with pytest.raises(device.DeviceError, match="measured on a CUDA card"):
+        next(measure.sweep_tiles(layer, [Part(("mlp_up",), "torch")], STEP))
+    row = LayerBench(layer, STEP).row(Part(("mlp_up",), "torch"))
+    assert (row.source, row.card, row.time_us) == ("counted", "simulated H200", None)
+
+
+def test_a_layer_without_a_finite_answer_is_not_right(clock):
+    layer = Layer.random(SMALL)
+    layer.weights.w_1[0, 0] = math.inf
+    bench = LayerBench(layer, STEP)
+    assert bench.row(Part(("mlp_up",), "torch")).status.startswith("WRONG: error inf")
+    assert bench.whole(PLANS["reference"]).status.startswith("WRONG: error inf")
+    assert clock == []
+
+
 # ---- Limits
 
 
@@ -339,6 +399,8 @@ def test_limits_name_what_an_impossible_tile_breaks():
     assert broken(BM=128, BN=256, BK=64, warps=8, stages=5) == ["shared memory a block"]
     assert broken(BM=128, BN=256, BK=64, warps=8, stages=4, card="RTX 4090") == ["shared memory a block"]
     assert broken(BM=256, BN=256, BK=16, warps=4, stages=2) == ["accumulator registers a thread"]
+    whole = measure.tile_limits(version, {"BM": 256, "BN": 256}, torch.bfloat16)  # the rest by the version's default
+    assert [limit.used for limit in whole if limit.name.startswith(("threads", "acc"))] == [256, 256]
     assert "threads a block" in broken(BM=64, BN=64, BK=32, warps=64, stages=2)
     threads = measure.tile_limits(OPS["matmul"].versions["numba"], {"BM": 64, "BN": 32, "BK": 8}, torch.float32)[0]
     assert threads.broken and str(threads) == "threads a block: 2,048 of 1,024 threads"
@@ -359,5 +421,6 @@ def test_a_sweep_or_job_that_is_not_there_is_refused(monkeypatch):
 
 def test_the_provenance_of_a_measurement_made_now():
     made = measure.provenance()
-    assert made["torch"] == torch.__version__ and made["card"] == device.card().name
+    card = f"simulated {device.card().name}" if device.simulated() else device.card().name
+    assert made["torch"] == torch.__version__ and made["card"] == card
     json.dumps(made)

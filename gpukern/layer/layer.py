@@ -9,12 +9,12 @@ import torch
 from gpukern import device
 from gpukern.kernels import OPS
 from gpukern.layer.config import CONFIGS, Config, Step
-from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs
+from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs, part_cost
 from gpukern.layer.plan import plan as named_plan
 from gpukern.layer.stages import STAGES, product
 from gpukern.layer.tiles import tile_for
 from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint
-from gpukern.op import InputError, normal, require
+from gpukern.op import InputError, Version, normal, require
 
 
 @dataclass
@@ -82,15 +82,29 @@ class Layer:
         return costs(plan, self.config, step, self.dtype)
 
     def part_cost(self, part: Part, step: Step) -> Cost:
-        """What one part must move and compute where every other stage is a kernel of its own."""
-        return next(cost for cost in self.costs(_around(part), step) if cost.part is part)
+        """What one part must move and compute in this layer's dtype."""
+        return part_cost(part, self.config, step, self.dtype)
 
     def tile(self, part: Part, step: Step) -> dict[str, int]:
         """The tile that a part runs with at `step`: its own, over the rule of tiles.py, over its version's default."""
-        if part.stages not in _RUNNERS:
+        if part.version == "torch_compile":
             return {}
-        default = OPS[_RUNNERS[part.stages][0]].versions[part.version].tile
+        default = self._version(part).tile
+        for name in part.tile:
+            if name not in default:
+                known = ", ".join(default) or "none"
+                raise InputError(f"{part.name} by {part.version!r} has no tile size {name!r}; it has {known}.")
         return {**default, **tile_for(part.stages, part.version, self.config, step), **part.tile}
+
+    def _version(self, part: Part) -> Version:
+        """The kernel version that a part names. Raises InputError if there is none."""
+        if part.stages not in _RUNNERS:
+            known = ", ".join(map("+".join, _RUNNERS))
+            raise InputError(f"no kernel runs {part.name} as one part; those that one runs are {known}.")
+        op = _RUNNERS[part.stages][0]
+        if part.version not in OPS[op].versions:
+            raise InputError(f"{op} has no version {part.version!r}; known are {', '.join(OPS[op].versions)}.")
+        return OPS[op].versions[part.version]
 
     def product(self, part: str, step: Step) -> tuple[int, int, int, int] | None:
         """(batch, M, N, K) of the matrix product of a part that is one stage, or None."""
@@ -134,6 +148,8 @@ class Layer:
         if cache.k.shape[0] != B:
             held = cache.k.shape[0]
             raise InputError(f"x holds {B} sequences, the cache {held}; make one with layer.cache({B}, room).")
+        for name in ("k", "v"):
+            require(getattr(cache, name), f"cache.{name}", (B, self.config.H, None, self.config.D), like=x)
         step = Step(B, T, cache.length + T)
         if cache.room < step.S:
             raise InputError(f"the cache has room for {cache.room} tokens; {step.S} are needed. Make a larger one.")
@@ -145,14 +161,9 @@ class Layer:
             from gpukern.layer.compiled import run_compiled
 
             return run_compiled(self, state)
-        if part.stages not in _RUNNERS:
-            known = ", ".join(map("+".join, _RUNNERS))
-            raise InputError(f"no kernel runs {part.name} as one part; those that one runs are {known}.")
-        op, arguments, makes = _RUNNERS[part.stages]
-        versions = OPS[op].versions
-        if part.version not in versions:
-            raise InputError(f"{op} has no version {part.version!r}; known are {', '.join(versions)}.")
-        out = versions[part.version](**arguments(self, state), **self.tile(part, state["step"]))
+        version = self._version(part)
+        _, arguments, makes = _RUNNERS[part.stages]
+        out = version(**arguments(self, state), **self.tile(part, state["step"]))
         state[makes] = out[0] if makes == "q" else _tokens(out, state) if makes in _ROWS else out
 
     def exact(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
@@ -188,14 +199,6 @@ class Layer:
             S = state["step"].S
             return {"q": out[0], "k": out[1][:, :, :S], "v": out[2][:, :, :S]}
         return {makes: _tokens(out, state) if makes in _ROWS else out}
-
-
-def _around(part: Part) -> Plan:
-    """A plan with `part` in its place and every other stage alone."""
-    order = list(STAGES)
-    first, last = order.index(part.stages[0]), order.index(part.stages[-1])
-    alone = [Part((name,), part.version) for name in STAGES]
-    return Plan(part.name, (*alone[:first], part, *alone[last + 1 :]))
 
 
 # Matrix stages see tokens as rows [B * T, .]; the tensors they make are [B, T, .] for the stages that follow.

@@ -14,6 +14,8 @@ from gpukern.layer.config import Config, Step
 from gpukern.layer.stages import CACHED, STAGES
 from gpukern.op import InputError
 
+_TENSORS = ("x", *(tensor for stage in STAGES.values() for tensor in stage.writes))
+
 
 @dataclass(frozen=True)
 class Part:
@@ -44,7 +46,9 @@ class Plan:
             )
 
     def with_tile(self, stage: str, tile: Mapping[str, int]) -> "Plan":
-        """The same plan with another tile for the part that runs `stage`."""
+        """The same plan with another tile for the part that runs `stage`. Raises InputError for an unknown stage."""
+        if stage not in STAGES:
+            raise InputError(f"unknown stage {stage!r}; known are {', '.join(STAGES)}.")
         return replace(self, parts=tuple(replace(p, tile=dict(tile)) if stage in p.stages else p for p in self.parts))
 
 
@@ -77,28 +81,31 @@ class Crossing:
 
 def costs(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[Cost]:
     """One Cost a part, in order, derived from the partition alone."""
-    size = dtype.itemsize
-    written_by = _writers(plan)
-    result = []
-    for index, part in enumerate(plan.parts):
-        members = [STAGES[name] for name in part.stages]
-        made = {tensor for stage in members for tensor in stage.writes}
-        needed = {tensor for stage in members for tensor in stage.reads}
-        outside = [tensor for tensor in ("x", *written_by) if tensor in needed - made]
-        leaving = [tensor for tensor in made if _leaves(tensor, index, plan)]
-        result.append(
-            Cost(
-                part,
-                activations_read=size * sum(stages.elements(t, config, step) for t in outside),
-                cache_read=size * sum(stages.cached(config, step) for t in CACHED if t in needed),
-                weights_read=size
-                * sum(stages.elements(w, config, step) for s in part.stages for w in stages.weights(s, config)),
-                written=size * sum(stages.elements(t, config, step) for t in leaving),
-                flops=sum(stages.flops(s, config, step) for s in part.stages),
-                round_trips=tuple(t for t in outside if t in written_by),
-            )
-        )
-    return result
+    return [part_cost(part, config, step, dtype) for part in plan.parts]
+
+
+def part_cost(part: Part, config: Config, step: Step, dtype: torch.dtype) -> Cost:
+    """What one part must move and compute. How the stages around it are cut makes no difference to it."""
+    members = [STAGES[name] for name in part.stages]
+    made = {tensor for stage in members for tensor in stage.writes}
+    needed = {tensor for stage in members for tensor in stage.reads}
+    read_later = {tensor for stage in STAGES.values() if stage not in members for tensor in stage.reads}
+    outside = [tensor for tensor in _TENSORS if tensor in needed - made]
+    leaving = [tensor for tensor in made if tensor in read_later or tensor in CACHED or tensor == "z"]
+    weights = [w for name in part.stages for w in stages.weights(name, config)]
+
+    def n_bytes(tensors):
+        return dtype.itemsize * sum(stages.elements(tensor, config, step) for tensor in tensors)
+
+    return Cost(
+        part,
+        activations_read=n_bytes(outside),
+        cache_read=dtype.itemsize * sum(stages.cached(config, step) for tensor in CACHED if tensor in needed),
+        weights_read=n_bytes(weights),
+        written=n_bytes(leaving),
+        flops=sum(stages.flops(name, config, step) for name in part.stages),
+        round_trips=tuple(tensor for tensor in outside if tensor != "x"),
+    )
 
 
 def crossings(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -> list[Crossing]:
@@ -123,12 +130,6 @@ def boundary_bytes(plan: Plan, config: Config, step: Step, dtype: torch.dtype) -
 
 def _writers(plan: Plan) -> dict[str, int]:
     return {t: i for i, part in enumerate(plan.parts) for name in part.stages for t in STAGES[name].writes}
-
-
-def _leaves(tensor: str, index: int, plan: Plan) -> bool:
-    """Must the tensor, made in part `index`, be written to memory: is it cached, the result, or read later?"""
-    later = {t for part in plan.parts[index + 1 :] for name in part.stages for t in STAGES[name].reads}
-    return tensor in CACHED or tensor == "z" or tensor in later
 
 
 def _singles(version: str) -> tuple[Part, ...]:

@@ -1,6 +1,6 @@
 """Check, then time; roofline; recordings. Measuring always yields rows of one shape."""
 
-from gpukern.measure.check import Verdict, check, poisoned
+from gpukern.measure.check import Verdict, check, found_error, poisoned
 from gpukern.measure.layers import LayerBench, plan_rows, provenance, sweep_tiles, tile_row
 from gpukern.measure.limits import Limit, tile_limits, waves
 from gpukern.measure.recordings import (
@@ -22,6 +22,7 @@ __all__ = [
     "Timing",
     "Verdict",
     "check",
+    "found_error",
     "frame",
     "plan_rows",
     "poisoned",

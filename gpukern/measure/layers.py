@@ -13,13 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from gpukern import device, inspect
-from gpukern.measure.check import Verdict, poisoned
-from gpukern.measure.recordings import recorded_plan, recorded_tile
-from gpukern.measure.rows import Row
+from gpukern.measure.check import Verdict, found_error, poisoned
+from gpukern.measure.recordings import NotRecorded, recorded_plan, recorded_tile
+from gpukern.measure.rows import TILE, Row
 from gpukern.measure.timing import copies_past_l2, time
-from gpukern.op import InputError, error
+from gpukern.op import InputError
 
-_TILE = ("BM", "BN", "BK", "warps", "stages", "threads")
 _MOST_BYTES = 8e9  # of copies held for one measurement
 
 
@@ -29,7 +28,12 @@ def plan_rows(layer, plan, step) -> list[Row]:
     Measured on a card. Without one: recorded rows of the same sizes, or NotRecorded, which names the nearest.
     """
     if device.simulated():
-        return recorded_plan(layer.config.name, plan.name, step, layer.dtype)
+        rows = recorded_plan(layer.config.name, plan.name, step, layer.dtype)
+        if len(rows) != len(plan.parts) + 1:
+            raise NotRecorded(f"plan {plan.name} in {len(plan.parts)} parts", None, "")
+        for part, row in zip(plan.parts, rows, strict=False):
+            _require_same(layer, part, step, row)
+        return rows
     bench = LayerBench(layer, step)
     return [*(bench.row(part, plan.name) for part in plan.parts), bench.whole(plan)]
 
@@ -37,15 +41,37 @@ def plan_rows(layer, plan, step) -> list[Row]:
 def tile_row(layer, part, step) -> Row:
     """One part with one tile: measured on a card, recorded without one (or NotRecorded)."""
     if device.simulated():
-        return recorded_tile(layer.config.name, part.name, step, layer.dtype, part.version, layer.tile(part, step))
+        tile = layer.tile(part, step)
+        row = recorded_tile(layer.config.name, part.name, step, layer.dtype, part.version, tile)
+        _require_same(layer, part, step, row)
+        return row
     return _bench(layer, step).row(part)
 
 
 def sweep_tiles(layer, parts: Iterable, step) -> Iterator[Row]:
-    """One Row for each of `parts` (the same stages with other tiles or versions), as each is measured. Needs a card."""
+    """One Row for each of `parts` (the same stages with other tiles or versions), as each is measured.
+
+    Raises DeviceError without a card.
+    """
+    if device.simulated():
+        raise device.DeviceError("a sweep is measured on a CUDA card, and this machine has none; see recorded_tiles.")
     bench = LayerBench(layer, step)
     for part in parts:
         yield bench.row(part)
+
+
+def _require_same(layer, part, step, row: Row) -> None:
+    """Refuse a recorded row of another kernel, another tile or other sizes than the part that was asked for."""
+    cost, tile = layer.part_cost(part, step), layer.tile(part, step)
+    if (row.part, row.version, row.tile) != (part.name, part.version, tile):
+        sizes = " ".join(f"{name}={n}" for name, n in tile.items())
+        raise NotRecorded(
+            f"{part.name} by {part.version} with {sizes or 'no tile'}", row, f"by {row.version} {row.tile}"
+        )
+    if (row.bytes, row.flops) != (cost.bytes, cost.flops):
+        c = layer.config
+        asked = f"{part.name} of a layer C={c.C} H={c.H} F={c.F} named {c.name!r}"
+        raise NotRecorded(asked, row, f"C={row.C} H={row.H} F={row.F}")
 
 
 @functools.lru_cache(maxsize=2)
@@ -68,7 +94,7 @@ class LayerBench:
         """Check one part against float64 on the tensors that come before it, then time it."""
         cost = self.layer.part_cost(part, self.step)
         row = self._blank(part.name, part.version, cost.bytes, cost.flops, plan)
-        row = replace(row, **{name: n for name, n in self.layer.tile(part, self.step).items() if name in _TILE})
+        row = replace(row, **{name: n for name, n in self.layer.tile(part, self.step).items() if name in TILE})
         copies = self._at_least(copies_past_l2(cost.bytes, most=240))
         try:
             with inspect.watch_triton() as resources:
@@ -118,7 +144,7 @@ class LayerBench:
         with poisoned():
             made = _run(parts, layer, state)
         out = layer.made(alone, made) if alone else made["z"]
-        return Verdict(error(out, self._exact[key]), layer.tolerance(alone))
+        return Verdict(found_error(out, self._exact[key]), layer.tolerance(alone))
 
     def _at_least(self, count: int) -> list:
         """(layer, state) pairs, each in its own memory, each with the tensors of all stages filled in by PyTorch."""
@@ -161,6 +187,7 @@ class LayerBench:
             K=K,
             bytes=n_bytes,
             flops=flops,
+            source=device.mode(),
             **provenance(),
         )
 
@@ -213,7 +240,7 @@ def provenance() -> dict[str, str]:
             return ""
 
     return {
-        "card": device.card().name,
+        "card": f"simulated {device.card().name}" if device.simulated() else device.card().name,
         "driver": _driver(),
         "torch": torch.__version__,
         "triton": installed("triton"),

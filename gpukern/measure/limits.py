@@ -35,12 +35,12 @@ def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = Non
     Shared memory is the version's own formula. Registers are a lower estimate for kernels that keep a BM x BN
     accumulator in float32: the compiler needs more, for addresses and operands, and spills what does not fit.
     """
-    card = card or device.card()
+    card, tile = card or device.card(), {**version.tile, **tile}
     limits = []
     if version.language == "numba":
         threads = tile.get("threads", tile.get("BM", 1) * tile.get("BN", 1))
     else:
-        threads = card.warp * tile.get("warps", 4)
+        threads = card.warp * tile["warps"]
     limits.append(Limit("threads a block", threads, card.threads_per_block, "threads"))
     if (shared := version.shared_bytes(tile, dtype=dtype, on=card, **sizes)) is not None:
         limits.append(Limit("shared memory a block", shared, card.shared_per_block, "bytes"))

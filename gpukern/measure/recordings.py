@@ -6,6 +6,7 @@ import torch
 
 from gpukern import device
 from gpukern.measure.rows import Row, read
+from gpukern.op import InputError
 
 
 class NotRecorded(LookupError):
@@ -72,6 +73,9 @@ def recorded_tile(config: str, part: str, step, dtype, version: str, tile: dict)
     def distance(row):
         return sum(abs(math.log2(row.tile[name] / n)) if name in row.tile else 9 for name, n in tile.items())
 
+    for name, n in tile.items():
+        if not isinstance(n, int) or n < 1:
+            raise InputError(f"{name}={n!r} must be a whole number from 1.")
     nearest = min((r for r in rows if r.status == "ok"), key=distance, default=None)
     asked = " ".join(f"{name}={n}" for name, n in tile.items())
     place = nearest and " ".join(f"{name}={n}" for name, n in nearest.tile.items())

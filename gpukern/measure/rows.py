@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 RECORDED = Path(__file__).parent.parent / "recorded"
-SOURCES = ("measured", "counted", "recorded")
+TILE = ("BM", "BN", "BK", "warps", "stages", "threads")
 _PROVENANCE = ("card", "driver", "torch", "triton", "numba", "numba_cuda", "date")
 
 
@@ -24,7 +24,7 @@ _PROVENANCE = ("card", "driver", "torch", "triton", "numba", "numba_cuda", "date
 class Row:
     """One measurement. Fields that do not apply are None (numbers) or "" (text).
 
-    sweep     which sweep it belongs to: "tiles", "attention", "plans"
+    sweep     which sweep it belongs to: "tiles" or "plans"
     config    layer config; B, T, S its step; C, H, F its sizes
     plan      name of the plan, for rows of a plan
     part      the part or stage measured ("qkv", "scores+softmax+values"); "all" is the whole layer
@@ -35,7 +35,7 @@ class Row:
     bytes, flops  least bytes and FLOPs, derived, not counted
     share     of the roofline bound of the card, 0 to 1
     error     against the float64 reference, and tolerance, the largest that passes
-    status    "ok", or why there is no time: "wrong: ...", "refused: ..."
+    status    "ok", or why there is no time: "WRONG: ...", "refused: ...", "failed: ...", "flagged: ..."
     source    "measured", "counted" or "recorded"
     """
 
@@ -87,7 +87,7 @@ class Row:
     @property
     def tile(self) -> dict[str, int]:
         """The tile, without the sizes that the kernel does not have."""
-        sizes = {name: getattr(self, name) for name in ("BM", "BN", "BK", "warps", "stages", "threads")}
+        sizes = {name: getattr(self, name) for name in TILE}
         return {name: n for name, n in sizes.items() if n is not None}
 
     @property
