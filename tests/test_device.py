@@ -287,7 +287,8 @@ def test_numba_array_takes_parameters_and_empty_tensors():
 def test_numba_queues_behind_torch():
     x = torch.zeros(64, 64, device="cuda")
     out = torch.empty_like(x)
-    with torch.cuda.stream(torch.cuda.Stream()) as stream:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
         x.add_(1)
         _double_kernel[(8, 8), (8, 8), device.numba_stream()](device.numba_array(x), device.numba_array(out))

@@ -75,6 +75,7 @@ def test_poison_ends_with_the_check():
     with measure.poisoned():
         assert torch.empty(3).isnan().all() and torch.empty_like(torch.ones(2)).isnan().all()
         torch.empty(3, dtype=torch.int32)  # has no NaN, and is left alone
+        assert torch.empty(3, requires_grad=True).isnan().all()
     assert torch.empty.__name__ == "empty"
 
 

@@ -49,6 +49,7 @@ def poisoned():
     """Within it, torch.empty and torch.empty_like give memory full of NaN: an element that no thread writes shows."""
     empty, empty_like = torch.empty, torch.empty_like
 
+    @torch.no_grad()  # a library (torch.compile, when it starts) may ask for memory that requires a gradient
     def fill(tensor):
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
