@@ -49,7 +49,7 @@ def lab(context: typer.Context) -> None:
 
 @app.command()
 def layer(
-    config: Annotated[str, typer.Option(help="tiny, gpt2, c4096 or trained.")] = "tiny",
+    config: Annotated[str | None, typer.Option(help="tiny (the default), gpt2, c4096 or trained.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A GPT-2 checkpoint in safetensors, instead of a config.")
     ] = None,

@@ -8,11 +8,12 @@ from rich import box
 from rich.table import Table
 
 from gpukern import device, measure
-from gpukern.layer import Layer, Plan, Step, text
-from gpukern.op import FLOATS, InputError, error
+from gpukern.layer import PLANS, Layer, Plan, Step, costs, text
+from gpukern.op import FLOATS, InputError
 
 # FLOPs that the simulated GPU runs in a minute or so on two CPU cores, by language; more is not run but recorded.
 SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e9}
+SIMULATED_BYTES = 4e9  # that a run here may hold
 
 
 def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:
@@ -57,6 +58,7 @@ def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:
         "plan": plan.name,
         "mode": device.mode(),
         "card": device.card().name,
+        "simulated": device.simulated(),
         "parts": entries,
         "total": total,
     }
@@ -86,6 +88,8 @@ def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
     versions = {part.version for part in plan.parts}
     if "torch_compile" in versions or flops > min(SIMULATED_FLOPS[version.partition("_")[0]] for version in versions):
         return None
+    if held_bytes(layer, step) > SIMULATED_BYTES:
+        return None
     x, cache = layer.inputs(step)
     state = layer.start(x, cache)
     result = []
@@ -93,8 +97,8 @@ def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
         for part in plan.parts:
             exact = layer.exact_part(part, state)
             layer.run_part(part, state)
-            result.append((error(layer.made(part, state), exact), layer.tolerance(part)))
-    result.append((error(state["z"], layer.exact(x, cache)), layer.tolerance()))
+            result.append((measure.found_error(layer.made(part, state), exact), layer.tolerance(part)))
+    result.append((measure.found_error(state["z"], layer.exact(x, cache)), layer.tolerance()))
     return result
 
 
@@ -161,6 +165,12 @@ def _caption(table: dict) -> str:
     return "\n".join(lines)
 
 
+def held_bytes(layer: Layer, step: Step) -> int:
+    """Bytes, roughly, of what a run and its float64 check hold at once: weights, caches, scores, probs, activations."""
+    unfused = costs(PLANS["reference"], layer.config, step, torch.float64)
+    return sum(cost.bytes for cost in unfused)
+
+
 def step_named(phase: str, tokens: int | None, context: int | None, batch: int) -> Step:
     """The Step that the command line asks for. Raises InputError for a phase or sizes that do not go together."""
     if phase not in ("prefill", "decode"):
@@ -168,14 +178,21 @@ def step_named(phase: str, tokens: int | None, context: int | None, batch: int) 
     if phase == "decode":
         if tokens not in (None, 1):
             raise InputError(f"decode takes one new token, not {tokens}; use --phase prefill for more.")
+        if context is not None and context < 2:
+            raise InputError(f"--context {context}: a decode step attends to its own token and at least one before it.")
         return Step(batch, 1, 128 if context is None else context)
     T = 16 if tokens is None else tokens
     return Step(batch, T, T if context is None else context)
 
 
-def layer_named(config: str, weights: Path | None, index: int, dtype: str | None) -> Layer:
+def layer_named(config: str | None, weights: Path | None, index: int, dtype: str | None) -> Layer:
     """The layer that the command line asks for: a config by name, the trained model's, or a checkpoint's."""
-    kind = dtype_named(dtype or ("bfloat16" if config in ("gpt2", "c4096") and weights is None else "float32"))
+    if config is not None and weights is not None:
+        raise InputError("--config and --weights name two layers; give one of them.")
+    if index != 0 and weights is None and config != "trained":
+        raise InputError("--index chooses a layer of a checkpoint: it goes with --weights or with --config trained.")
+    config = config or "tiny"
+    kind = dtype_named(("bfloat16" if config in ("gpt2", "c4096") else "float32") if dtype is None else dtype)
     if weights is not None:
         return Layer.from_checkpoint(weights, index, dtype=kind)
     if config == "trained":

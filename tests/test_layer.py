@@ -188,6 +188,9 @@ def test_weights_are_drawn_when_they_are_needed_and_are_the_same_for_a_seed():
         (lambda: Step(0, 1, 4), "B=0"),
         (lambda: Step(1, 5, 4), "S=4"),
         (lambda: Config("odd", C=10, H=3, F=4), "not a multiple of H"),
+        (lambda: Config("none", C=4, H=0, F=4), "H=0 must be at least 1"),
+        (lambda: Config("less", C=4, H=-2, F=4), "H=-2 must be at least 1"),
+        (lambda: Config("flat", C=4, H=2, F=0), "F=0 must be at least 1"),
         (lambda: plan("fastest"), "known are reference"),
         (lambda: Layer.random("gpt5"), "known are tiny"),
         (lambda: Layer.random("tiny", torch.float64), "use float32, float16 or bfloat16"),
@@ -286,7 +289,20 @@ def replaced(name, make):
         (replaced("c_proj.bias", lambda b: b[:5].clone()), {}, "expected"),
         (replaced("c_fc.weight", lambda w: w[0].clone()), {}, "not a matrix"),
         (replaced("ln_2.weight", lambda w: w * float("nan")), {}, "not finite"),
-        (replaced("c_fc.weight", lambda w: w.to(torch.int32)), {}, "not finite"),
+        (replaced("c_fc.weight", lambda w: w.to(torch.int32)), {}, "is int32; convert it"),
+        (replaced("c_fc.weight", lambda w: w.to(torch.float8_e4m3fn)), {}, "is float8_e4m3fn; convert it"),
+        (replaced("c_fc.weight", lambda w: w[:, :0].clone()), {}, "expected|F=0"),
+        (broken(lambda t: {**t, "transformer.h.².x": torch.zeros(1)}), {"layer": 9}, "layers 0 to 1"),
+        (
+            broken(lambda t: {**t, **{k.removeprefix("transformer."): v + 1 for k, v in t.items()}}),
+            {},
+            "both with and without",
+        ),
+        (lambda p, t: (p.unlink(), p.mkdir()), {}, "is a folder"),
+        (lambda p, t: save_file(t, p, {"n_head": "abc"}), {}, "n_head='abc'"),
+        (lambda p, t: save_file(t, p, {"n_head": "0"}), {}, "n_head='0'"),
+        (lambda p, t: save_file(t, p, {"n_head": "-2"}), {}, "n_head='-2'"),
+        (lambda p, t: save_file(t, p, {"n_head": "5"}), {}, "not a multiple of H=5"),
         (lambda p, t: None, {"layer": 2}, "layers 0 to 1"),
         (lambda p, t: None, {"layer": -1}, "layers 0 to 1"),
     ],
@@ -294,8 +310,24 @@ def replaced(name, make):
 def test_a_broken_checkpoint_is_refused_by_name(checkpoint, damage, arguments, message):
     path, tensors = checkpoint
     damage(path, tensors)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(InputError, match=message):
         Layer.from_checkpoint(path, **arguments)
+
+
+def test_a_checkpoint_in_a_dtype_that_it_does_not_fit_is_refused(checkpoint):
+    path, tensors = checkpoint
+    replaced("h.0.mlp.c_fc.bias", lambda b: b + 1e30)(path, tensors)
+    assert Layer.from_checkpoint(path).weights.b_1.isfinite().all()
+    with pytest.raises(CheckpointError, match="not finite in float16; try float32"):
+        Layer.from_checkpoint(path, dtype=torch.float16).weights  # noqa: B018
+
+
+def test_what_others_keep_in_a_gpt2_checkpoint_does_no_harm(checkpoint):
+    path, tensors = checkpoint
+    more = {"lm_head.weight": torch.ones(11, 64), "transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}
+    before = Layer.from_checkpoint(path).weights.w_qkv
+    save_file({**tensors, **more}, path)
+    assert torch.equal(Layer.from_checkpoint(path).weights.w_qkv, before)
 
 
 # ---- The trained model
@@ -337,7 +369,32 @@ def test_greedy_text_is_the_same_under_every_plan(name):
 )
 def test_what_it_cannot_write_is_refused(prompt, new, message):
     with pytest.raises(InputError, match=message):
-        list(text.TextModel().write(prompt, new, "reference"))
+        text.TextModel().write(prompt, new, "reference")  # at once, not when the first token is taken
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, m: (t, {**m, "vocabulary": "3"}), "not a list of different"),
+        (lambda t, m: (t, {**m, "vocabulary": "[]"}), "not a list of different"),
+        (lambda t, m: (t, {**m, "vocabulary": "['a"}), "not a list of different"),
+        (lambda t, m: (t, {**m, "vocabulary": '["a", "a"]'}), "not a list of different"),
+        (lambda t, m: (t, {**m, "vocabulary": '["a", "b"]'}), "does not fit"),
+        (lambda t, m: (t, {**m, "n_layer": "0"}), "n_layer='0'"),
+        (lambda t, m: (t, {**m, "n_layer": "9"}), "there is no layer"),
+        (lambda t, m: (t, {**m, "n_head": "none"}), "n_head='none'"),
+        (lambda t, m: (t, {k: v for k, v in m.items() if k != "n_head"}), "lacks a part"),
+        (lambda t, m: ({k: v for k, v in t.items() if k != "wpe.weight"}, m), "lacks a part"),
+        (lambda t, m: ({**t, "wpe.weight": t["wpe.weight"][:, :3].clone()}, m), "does not fit"),
+        (lambda t, m: ({**t, "ln_f.bias": t["ln_f.bias"][:3].clone()}, m), "does not fit"),
+        (lambda t, m: ({**t, "wte.weight": t["wte.weight"] * float("nan")}, m), "does not fit"),
+    ],
+)
+def test_a_broken_text_model_is_refused(tmp_path, change, message):
+    tensors, metadata = change(*read_checkpoint(text.TRAINED))
+    save_file(tensors, tmp_path / "model.safetensors", metadata)
+    with pytest.raises(CheckpointError, match=message):
+        text.TextModel(tmp_path / "model.safetensors")
 
 
 def test_a_checkpoint_without_a_vocabulary_is_no_text_model(checkpoint):

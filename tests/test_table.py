@@ -91,6 +91,12 @@ def test_a_wrong_result_exits_with_1(layer_command, monkeypatch):
         (["--dtype", "float64"], "unknown dtype 'float64'"),
         (["--weights", "nowhere.safetensors"], "nowhere.safetensors: no such file"),
         (["--config", "trained", "--index", "7"], "there is no layer 7"),
+        (["--config", "tiny", "--index", "1"], "--index chooses a layer of a checkpoint"),
+        (["--config", "gpt2", "--weights", "x.safetensors"], "give one of them"),
+        (["--dtype", ""], "unknown dtype ''"),
+        (["--phase", "decode", "--context", "1"], "at least one before it"),
+        (["--phase", "decode", "--context", "0"], "at least one before it"),
+        (["--weights", "."], "is a folder"),
     ],
 )
 def test_bad_arguments_are_one_line_and_exit_2(layer_command, arguments, message):
@@ -110,6 +116,16 @@ def test_a_gpt2_checkpoint_by_path(layer_command, tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     code, out, err = layer_command("--weights", str(path), "--json")
     assert (code, out) == (2, "") and "not a whole safetensors file" in err
+
+
+@pytest.mark.skipif(not device.simulated(), reason="on a card everything is run")
+@pytest.mark.parametrize(
+    "arguments", [["--phase", "decode", "--context", "100000000"], ["--tokens", "20000", "--plan", "reference"]]
+)
+def test_what_does_not_fit_into_memory_is_not_run(layer_command, arguments):
+    code, out, _ = layer_command(*arguments, "--json")
+    result = json.loads(out)
+    assert code == 0 and result["total"]["check"] is None and "was not recorded" in result["total"]["status"]
 
 
 @pytest.mark.skipif(not device.simulated(), reason="on a card everything is run")

@@ -21,6 +21,9 @@ class Config:
     eps: float = 1e-5
 
     def __post_init__(self):
+        for name, n in (("C", self.C), ("H", self.H), ("F", self.F)):
+            if n < 1:
+                raise InputError(f"{self.name}: {name}={n} must be at least 1.")
         if self.C % self.H:
             raise InputError(f"{self.name}: C={self.C} is not a multiple of H={self.H}")
 

@@ -13,7 +13,7 @@ from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs, part_cost
 from gpukern.layer.plan import plan as named_plan
 from gpukern.layer.stages import STAGES, product
 from gpukern.layer.tiles import tile_for
-from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint
+from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint, whole_number
 from gpukern.op import InputError, Version, normal, require
 
 
@@ -54,7 +54,7 @@ class Layer:
 
     @cached_property
     def weights(self) -> Weights:
-        return self._weights().to(self.dtype, self.device)
+        return self._weights().to(self.dtype, self.device).require_finite(self.config.name)
 
     @classmethod
     def random(cls, config: Config | str, dtype=torch.float32, seed: int = 0) -> "Layer":
@@ -69,7 +69,7 @@ class Layer:
     def from_checkpoint(cls, path, layer: int = 0, heads: int | None = None, dtype=torch.float32) -> "Layer":
         """One layer of a GPT-2 checkpoint in safetensors. Raises CheckpointError if it is not one."""
         tensors, metadata = read_checkpoint(path)
-        heads = heads or (int(metadata["n_head"]) if "n_head" in metadata else None)
+        heads = heads or whole_number(metadata, "n_head", str(path))
         config, weights = gpt2_layer(tensors, layer, str(path), heads)
         return cls(config, lambda: weights, dtype)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gpukern.layer.layer import Layer
 from gpukern.layer.plan import Plan
-from gpukern.layer.weights import CheckpointError, gpt2_layer, read_checkpoint
+from gpukern.layer.weights import CheckpointError, gpt2_layer, read_checkpoint, whole_number
 from gpukern.op import InputError
 
 TRAINED = Path(__file__).parent / "trained" / "model.safetensors"
@@ -32,7 +32,7 @@ def encode(text: str, vocabulary: list[str]) -> list[int]:
 def trained_layer(index: int = 0, dtype: torch.dtype = torch.float32) -> Layer:
     """Layer `index` of the trained model, as config "trained"."""
     tensors, metadata = read_checkpoint(TRAINED)
-    config, weights = gpt2_layer(tensors, index, "trained", int(metadata["n_head"]))
+    config, weights = gpt2_layer(tensors, index, "trained", whole_number(metadata, "n_head", "trained"))
     return Layer(config, lambda: weights, dtype)
 
 
@@ -46,15 +46,23 @@ class TextModel:
 
     def __init__(self, path: str | Path = TRAINED, dtype: torch.dtype = torch.float32):
         tensors, self.metadata = read_checkpoint(path)
-        try:
-            self.vocabulary = json.loads(self.metadata["vocabulary"])
-            heads, n = int(self.metadata["n_head"]), int(self.metadata["n_layer"])
-            around = [tensors[name] for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")]
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} lacks {error}: it was not written by gpukern.layer.train.") from error
-        layers = [gpt2_layer(tensors, i, Path(path).stem, heads) for i in range(n)]
-        self.layers = [Layer(config, lambda weights=weights: weights, dtype) for config, weights in layers]
+        heads, layers = (whole_number(self.metadata, key, str(path)) for key in ("n_head", "n_layer"))
+        around = [tensors.get(name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")]
+        if None in (heads, layers) or any(tensor is None for tensor in around) or "vocabulary" not in self.metadata:
+            raise CheckpointError(
+                f"{path} has no vocabulary, or lacks a part: it was not written by gpukern.layer.train."
+            )
+        read = [gpt2_layer(tensors, i, Path(path).stem, heads) for i in range(layers)]
+        self.layers = [Layer(config, lambda weights=weights: weights, dtype) for config, weights in read]
+        self.vocabulary = _vocabulary(self.metadata["vocabulary"], path)
+        V, C = len(self.vocabulary), self.layers[0].config.C
         on = self.layers[0].device
+        for tensor, shape in zip(around, ((V, C), (None, C), (C,), (C,)), strict=True):
+            fits = tensor.dim() == len(shape) and all(n in (None, m) for n, m in zip(shape, tensor.shape, strict=True))
+            if not fits or not bool(tensor.to(dtype).isfinite().all()):
+                raise CheckpointError(
+                    f"{path}: the embedding or the last norm does not fit C={C} and {V} pieces of text."
+                )
         self.wte, self.wpe, self.gamma, self.beta = (tensor.to(on, dtype) for tensor in around)
 
     @property
@@ -71,7 +79,7 @@ class TextModel:
         return F.layer_norm(x[:, -1], self.gamma.shape, self.gamma, self.beta) @ self.wte.T
 
     def write(self, prompt: str, new: int, plan: Plan | str = "triton") -> Iterator[str]:
-        """Continue `prompt` by `new` tokens, the likeliest each time, and yield their text as they come.
+        """Continue `prompt` by `new` tokens, the likeliest each time: an iterator of their text, as it comes.
 
         One prefill over the prompt, then one decode step a token. Raises InputError if prompt and text do not fit.
         """
@@ -82,8 +90,23 @@ class TextModel:
             raise InputError(
                 f"{len(ids)} tokens of prompt and {new} new ones do not fit the model's {self.context}; ask for fewer."
             )
+        return self._write(ids, new, plan)
+
+    def _write(self, ids: list[int], new: int, plan: Plan | str) -> Iterator[str]:
         caches = [layer.cache(1, len(ids) + new) for layer in self.layers]
         tokens = torch.tensor([ids], device=self.wte.device)
         for _ in range(new):
             tokens = self.logits(tokens, caches, plan).argmax(-1, keepdim=True)
             yield self.vocabulary[int(tokens)]
+
+
+def _vocabulary(stored: str, path) -> list[str]:
+    """The pieces of text that the metadata hold as JSON."""
+    try:
+        pieces = json.loads(stored)
+    except ValueError:
+        pieces = None
+    whole = isinstance(pieces, list) and all(isinstance(piece, str) and piece for piece in pieces)
+    if not whole or not pieces or len(set(pieces)) < len(pieces):
+        raise CheckpointError(f"{path}: the vocabulary is not a list of different pieces of text.")
+    return pieces

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from gpukern.layer.config import Config
-from gpukern.op import InputError, normal
+from gpukern.op import FLOATS, InputError, normal
 
 
 class CheckpointError(InputError):
@@ -62,6 +62,15 @@ class Weights:
         """The same weights in another dtype or on another device."""
         return self._map(lambda w: w.to(device=device, dtype=dtype))
 
+    def require_finite(self, name: str) -> "Weights":
+        """These weights, or a CheckpointError if one has a value that is no number in its dtype."""
+        for field in fields(self):
+            weight = getattr(self, field.name)
+            if weight is not None and not bool(weight.isfinite().all()):
+                dtype = str(weight.dtype).removeprefix("torch.")
+                raise CheckpointError(f"{name}: {field.name} has values that are not finite in {dtype}; try float32.")
+        return self
+
     def clone(self) -> "Weights":
         """The same weights in other memory."""
         return self._map(torch.clone)
@@ -96,17 +105,35 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. Give the path of the .safetensors file in it.")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file. Give the path of a GPT-2 checkpoint in safetensors.")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name.removeprefix("transformer."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, dict(file.metadata() or {})
+            names = list(file.keys())
+            tensors = {name.removeprefix("transformer."): file.get_tensor(name) for name in names}
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}). Download or copy it again; "
             "a .bin or .pt checkpoint must be converted to safetensors first."
         ) from error
+    if len(tensors) < len(names):
+        raise CheckpointError(
+            f"{path} has tensors both with and without the prefix 'transformer.'; it must have one kind."
+        )
+    return tensors, metadata
+
+
+def whole_number(metadata: dict[str, str], key: str, name: str) -> int | None:
+    """A number of the metadata, at least 1, or None if the key is not there. Raises CheckpointError otherwise."""
+    text = metadata.get(key)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise CheckpointError(f"{name}: the metadata say {key}={text!r}; it must be a whole number from 1.")
+    return int(text)
 
 
 def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: int | None = None):
@@ -115,7 +142,9 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
     heads  defaults to C / 64, the rule of every published GPT-2
     Raises CheckpointError naming the tensor that is missing or has the wrong shape.
     """
-    found = sorted({int(key.split(".")[1]) for key in tensors if key.startswith("h.") and key.split(".")[1].isdigit()})
+    found = sorted(
+        {int(key.split(".")[1]) for key in tensors if key.startswith("h.") and key.split(".")[1].isdecimal()}
+    )
     if not found:
         raise CheckpointError(f"{name} has no tensor like 'h.0.attn.c_attn.weight': it is not a GPT-2 checkpoint.")
     if layer not in found:
@@ -133,7 +162,7 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
             raise CheckpointError(f"{name}: 'h.{layer}.{theirs}' is not a matrix: {tuple(drawn[ours].shape)}.")
     C, F = drawn["w_1"].shape
     if heads is None:
-        if C % 64:
+        if C % 64 or not C:
             raise CheckpointError(f"{name}: C={C} is not a multiple of 64, so the number of heads must be given.")
         heads = C // 64
     shapes = {"w_qkv": (C, 3 * C), "b_qkv": (3 * C,), "w_o": (C, C), "b_1": (F,), "w_2": (F, C)}
@@ -144,6 +173,11 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
                 f"{name}: 'h.{layer}.{_GPT2_NAMES[ours]}' has shape {tuple(weight.shape)}; expected {want} "
                 "(GPT-2's Conv1D stores [in, out])."
             )
-        if not weight.is_floating_point() or not bool(weight.isfinite().all()):
+        if weight.dtype not in (*FLOATS, torch.float64):
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{name}: 'h.{layer}.{_GPT2_NAMES[ours]}' is {dtype}; convert it to float32 or bfloat16."
+            )
+        if not bool(weight.isfinite().all()):
             raise CheckpointError(f"{name}: 'h.{layer}.{_GPT2_NAMES[ours]}' has values that are not finite numbers.")
     return Config(name, C=C, H=heads, F=F, first_norm=True), Weights(**drawn)
