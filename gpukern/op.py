@@ -150,8 +150,19 @@ def require(tensor: torch.Tensor, name: str, shape: tuple, like: torch.Tensor | 
         raise InputError(f"{name} is on {tensor.device}, but the first argument is on {like.device}; move one of them.")
 
 
-def require_power_of_two(**tiles: int) -> None:
-    """Refuse a tile size that is not a power of two; Triton's block shapes must be."""
-    for name, n in tiles.items():
-        if not isinstance(n, int) or n < 1 or n & (n - 1):
-            raise InputError(f"{name}={n} is not a power of two; choose 16, 32, 64, 128 ...")
+def require_whole(**sizes: int) -> None:
+    """Refuse a size that is not a whole number of at least 1."""
+    for name, n in sizes.items():
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise InputError(f"{name}={n!r} must be a whole number from 1.")
+
+
+def require_power_of_two(**sizes: int) -> None:
+    """Refuse a size that is not a power of two, as Triton's tiles and numbers of warps must be."""
+    require_whole(**sizes)
+    for name, n in sizes.items():
+        if n & (n - 1):
+            below = 1 << (n.bit_length() - 1)
+            raise InputError(f"{name}={n} is not a power of two; the nearest are {below} and {2 * below}.")
+        if n > 1 << 20:
+            raise InputError(f"{name}={n} is too large; a tile of Triton has at most {1 << 20} elements.")

@@ -11,9 +11,9 @@ from gpukern import device, measure
 from gpukern.layer import PLANS, Layer, Plan, Step, costs, text
 from gpukern.op import FLOATS, InputError
 
-# FLOPs that the simulated GPU runs in a minute or so on two CPU cores, by language; more is not run but recorded.
+# FLOPs that the simulated GPU runs in half a minute or less on two CPU cores, by language; more is not run here.
 SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e9}
-SIMULATED_BYTES = 4e9  # that a run here may hold
+SIMULATED_BYTES = 1e9  # that a run here may hold
 
 
 def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:

@@ -36,6 +36,11 @@ def each(cases):
     return [pytest.param(*case, id="-".join(map(text, case))) for case in cases]
 
 
+def each_of(values):
+    """Parametrize over `bad`, an argument that is to be refused or survived."""
+    return pytest.mark.parametrize("bad", values, ids=repr)
+
+
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """New memory holds NaN, so that an element that no kernel writes cannot pass; and so does the memory around it,
@@ -430,3 +435,66 @@ def test_every_triton_kernel_compiles_and_takes_the_shared_memory_of_the_formula
             assert shared > formula, case  # the normalised tile of x has room of its own
         else:
             assert formula is None or shared == formula, case
+
+
+# ---- Arguments that are not what they should be
+
+
+@each_of([1.0, None, True, torch.tensor(1), -1, 5])
+@pytest.mark.parametrize("name", ["numba", "triton"])
+def test_qkv_refuses_a_position_that_is_none(name, bad):
+    inputs = OPS["qkv"].draw({"B": 1, "T": 2, "C": 16, "H": 1, "S": 6}, torch.float32, DEVICE)
+    with pytest.raises(InputError, match="2 tokens at position"):
+        OPS["qkv"].versions[name](**{**inputs, "position": bad})
+
+
+@pytest.mark.parametrize("name", ["numba", "triton"])
+def test_qkv_refuses_caches_that_share_memory(name):
+    inputs = OPS["qkv"].draw({"B": 2, "T": 2, "C": 16, "H": 1, "S": 6}, torch.float32, DEVICE)
+    with pytest.raises(InputError, match="the same memory"):
+        OPS["qkv"].versions[name](**{**inputs, "v_cache": inputs["k_cache"]})
+    with pytest.raises(InputError, match="v_cache is expanded"):
+        OPS["qkv"].versions[name](**{**inputs, "v_cache": inputs["v_cache"][:1].expand(2, -1, -1, -1)})
+
+
+@each_of([0, -1, 1.5, "a", None, True])
+@pytest.mark.parametrize(
+    ("op", "size"),
+    [(op, size) for op in OPS.values() for size in op.versions["numba"].tile],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_numba_refuses_a_size_that_is_no_whole_number(op, size, bad):
+    with pytest.raises(REFUSALS, match=size):
+        op.versions["numba"](**op.draw(op.shapes[0], torch.float32, DEVICE), **{size: bad})
+
+
+@each_of([[1.0, 2.0], None, 3.0])
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, name in KERNELS if op.name in ("gelu", "softmax")])
+def test_what_is_no_tensor_is_refused(op, name, bad):
+    with pytest.raises(InputError, match="must be a torch.Tensor"):
+        op.versions[name](bad)
+
+
+def test_a_tile_larger_than_triton_has_is_refused():
+    x = torch.ones(8, device=DEVICE)
+    with pytest.raises(InputError, match="at most 1048576"):
+        OPS["vector_add"].versions["triton"](x, x, BN=1 << 21)
+    with pytest.raises(InputError, match="the nearest are 2 and 4"):
+        OPS["vector_add"].versions["triton"](x, x, warps=3)
+
+
+@pytest.mark.parametrize("name", OPS["scores"].versions)
+def test_heads_of_no_elements_are_refused(name):
+    q = torch.ones(1, 1, 2, 0, device=DEVICE)
+    with pytest.raises(InputError, match="D must be at least 1"):
+        OPS["scores"].versions[name](q, q)
+
+
+@pytest.mark.parametrize("name", OPS["softmax"].versions)
+@each_of([math.nan, math.inf])
+def test_masked_weights_are_zero_whatever_the_others_are(name, bad):
+    x = torch.ones(1, 3, 5, device=DEVICE)
+    x[0, 0, 0] = bad
+    out = OPS["softmax"].versions[name](x, causal=True)
+    assert (out[0, 0, 3:] == 0).all() and out[0, 1:].isfinite().all()
+    assert (OPS["softmax"].reference(x, causal=True)[0, 0, 3:] == 0).all()

@@ -54,7 +54,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one part must move and compute, at least. Bytes by what they are; `round_trips` by tensor name."""
+    """What one part must move and compute. Bytes by what they are; `round_trips` by tensor name.
+
+    A tensor that crosses a boundary counts whole, once for each way. (A kernel may skip what the causal mask hides.)
+    """
 
     part: Part
     activations_read: int

@@ -81,7 +81,7 @@ attention = Op(
         "triton_flash": Version(
             "triton",
             "gpukern.kernels.attention.triton_ladder:attention_flash",
-            {"BM": 64, "BN": 64, "warps": 4, "stages": 2},
+            {"BM": 64, "BN": 64, "warps": 4, "stages": 3},
             shared="gpukern.kernels.attention.triton_ladder:shared_bytes",
         ),
     },

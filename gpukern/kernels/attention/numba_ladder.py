@@ -7,20 +7,9 @@ from gpukern.kernels.softmax.numba_ladder import softmax
 from gpukern.kernels.values.numba_ladder import values
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = True,
-    BM: int = 8,
-    BN: int = 32,
-    BK: int = 64,
-    threads: int = 128,
-) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True) -> torch.Tensor:
     """q: `[B, H, T, D]`, k and v: `[B, H, S, D]`, any strides. Returns `[B, T, H D]`, the heads merged.
 
-    BM, BN, BK is the tile of both products, `threads` the block of the softmax. With `causal`, query i sees key j if
-    j <= i + S - T.
+    With `causal`, query i sees key j if j <= i + S - T.
     """
-    weights = softmax(scores(q, k, BM, BN, BK), causal, threads)
-    return values(weights, v, BM, BN, BK)
+    return values(softmax(scores(q, k), causal), v)

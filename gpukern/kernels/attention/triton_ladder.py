@@ -141,7 +141,7 @@ def attention_flash(
     BM: int = 64,
     BN: int = 64,
     warps: int = 4,
-    stages: int = 2,
+    stages: int = 3,
 ) -> torch.Tensor:
     """q: `[B, H, T, D]`, k, v: `[B, H, S, D]`; D is 16, 32, 64 or 128 and its elements lie side by side.
 

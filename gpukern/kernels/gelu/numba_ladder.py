@@ -6,7 +6,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.op import InputError, require
+from gpukern.op import require, require_whole
 
 
 @cuda.jit(device=True)
@@ -34,8 +34,7 @@ def gelu(x: torch.Tensor, threads: int = 256, per_thread: int = 4) -> torch.Tens
     Blocks of `threads`, as many of them as give each thread `per_thread` elements.
     """
     require(x, "x", (None,) * getattr(x, "ndim", 0))
-    if threads < 1 or per_thread < 1:
-        raise InputError(f"threads={threads}, per_thread={per_thread}: both must be at least 1.")
+    require_whole(threads=threads, per_thread=per_thread)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out

@@ -26,7 +26,7 @@ def _gelu_kernel(x_ptr, out_ptr, N, BN: tl.constexpr):
 
 def gelu(x: torch.Tensor, BN: int = 1024, warps: int = 4) -> torch.Tensor:
     """x: any shape, contiguous. Tiles of BN (a power of two) on `warps` warps. Returns gelu(x), same shape."""
-    require(x, "x", (None,) * x.ndim)
+    require(x, "x", (None,) * getattr(x, "ndim", 1))
     require_power_of_two(BN=BN, warps=warps)
     if not x.is_contiguous():
         raise InputError("gelu wants a contiguous tensor; call .contiguous() first.")

@@ -6,7 +6,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.op import InputError, require
+from gpukern.op import require, require_whole
 
 
 @cuda.jit(device=True)
@@ -63,8 +63,7 @@ def _layernorm_kernel(x, gamma, beta, eps, out):
 
 def row_threads(threads: int, width: int) -> int:
     """Threads of a block that reduces a row: `threads`, or fewer if they would get less than four elements each."""
-    if threads < 1:
-        raise InputError(f"threads={threads}: a block has at least one thread.")
+    require_whole(threads=threads)
     device.check_launch(1, threads)
     return max(1, min(threads, -(-width // 4)))
 

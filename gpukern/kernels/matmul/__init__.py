@@ -1,4 +1,4 @@
-"""matmul: out = act(a @ w + bias) + residual. The kernel behind five of the layer's eight stages.
+"""matmul: out = act(a @ w + bias) + residual. It runs three of the layer's eight stages; its main loop runs six.
 
 Cost for a [M, K] times w [K, N]: 2MNK operations (a multiply-add counted as two); MK + KN elements read and MN
 written at the least, plus N for a bias and MN for a residual. Bias, activation and residual are an *epilogue*: they are

@@ -7,7 +7,7 @@ from numba import cuda, float32
 
 from gpukern import device
 from gpukern.kernels.gelu.numba_ladder import tanh_gelu
-from gpukern.op import InputError, require
+from gpukern.op import InputError, require, require_whole
 
 
 @functools.cache
@@ -50,14 +50,12 @@ def _matmul_kernel(BM, BN, BK, has_bias, has_gelu, has_residual):
 
 
 def fit_tile(tile: tuple, shape: tuple, shared: int) -> tuple:
-    """The tile (BM, BN, BK) for a product of `shape` (M, N, K): checked as it is given, then cut to what is needed.
+    """The tile (BM, BN, BK) for a product of `shape` (M, N, K): held to the card's limits, then cut to what is needed.
 
     An axis shorter than its tile gets the next power of two, so that a single row (decode) runs in blocks of one row
     instead of blocks of idle threads, and few different kernels are compiled. `shared`: bytes of the static shared
-    arrays of `tile`. Raises InputError for a size below 1, LimitError for a tile that no launch can have.
+    arrays of `tile`. Raises LimitError for a tile that no launch can have.
     """
-    if any(not isinstance(n, int) or n < 1 for n in tile):
-        raise InputError(f"the tile (BM, BN, BK) = {tile} must have whole numbers of at least 1.")
     BM, BN, _ = tile
     device.check_launch(1, (BN, BM), shared)
     static = device.card().shared_static
@@ -75,9 +73,9 @@ def matmul(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
-    BM: int = 8,
-    BN: int = 32,
-    BK: int = 64,
+    BM: int = 16,
+    BN: int = 16,
+    BK: int = 16,
 ) -> torch.Tensor:
     """a: `[M, K]`, w: `[K, N]`, bias: `[N]`, residual: `[M, N]`, all of any strides; activation: None or "gelu".
 
@@ -94,6 +92,7 @@ def matmul(
         raise InputError(f'activation={activation!r} is not known; use None or "gelu".')
     if residual is not None:
         require(residual, "residual", (M, N), like=a)
+    require_whole(BM=BM, BN=BN, BK=BK)
     BM, BN, BK = fit_tile((BM, BN, BK), (M, N, K), shared=4 * BK * (BM + BN))
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     if out.numel() == 0:

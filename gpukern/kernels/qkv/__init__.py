@@ -13,12 +13,24 @@ import torch
 import torch.nn.functional as F
 
 from gpukern.kernels.layernorm import reference as layernorm_reference
-from gpukern.op import Op, Version, normal
+from gpukern.op import InputError, Op, Version, normal
 
 
 def split_heads(x: torch.Tensor, H: int) -> torch.Tensor:
     """`[B, T, H*D]` -> `[B, H, T, D]`, a view."""
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def require_caches(k_cache: torch.Tensor, v_cache: torch.Tensor, position: int, T: int) -> None:
+    """Refuse a position at which T tokens do not fit, and caches whose elements share memory: rows would be lost."""
+    S = k_cache.shape[2]
+    if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position <= S - T:
+        raise InputError(f"{T} tokens at position {position!r} do not fit a cache of {S}; make a longer cache.")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if any(step == 0 and n > 1 for step, n in zip(cache.stride(), cache.shape, strict=True)):
+            raise InputError(f"{name} is expanded: its elements share memory. Make it whole with .contiguous().")
+    if k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
+        raise InputError("k_cache and v_cache are the same memory; make two caches.")
 
 
 def reference(x, w, bias, k_cache, v_cache, position: int, norm=None) -> tuple:

@@ -8,7 +8,8 @@ from numba import cuda, float32
 from gpukern import device
 from gpukern.kernels.layernorm.numba_ladder import row_stats
 from gpukern.kernels.matmul.numba_ladder import fit_tile
-from gpukern.op import InputError, require
+from gpukern.kernels.qkv import require_caches
+from gpukern.op import InputError, require, require_whole
 
 
 @functools.cache
@@ -73,9 +74,9 @@ def qkv(
     v_cache: torch.Tensor,
     position: int,
     norm: tuple | None = None,
-    BM: int = 8,
-    BN: int = 32,
-    BK: int = 64,
+    BM: int = 16,
+    BN: int = 16,
+    BK: int = 16,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x: `[B, T, C]`, w: `[C, 3C]` (columns: Q's heads, K's, V's), bias: `[3C]`, caches: `[B, H, S, D]`; any strides.
 
@@ -92,12 +93,12 @@ def qkv(
     _, H, S, D = k_cache.shape
     if H * D != C:
         raise InputError(f"the caches have {H} heads of {D}, together {H * D}; x has width {C}.")
-    if not isinstance(position, int) or not 0 <= position <= S - T:
-        raise InputError(f"{T} tokens at position {position} do not fit a cache of {S}; make a longer cache.")
+    require_caches(k_cache, v_cache, position, T)
     gamma, beta, eps = (bias, bias, 0.0) if norm is None else norm  # stand-ins, which the kernel then does not read
     if norm is not None:
         require(gamma, "gamma", (C,), like=x)
         require(beta, "beta", (C,), like=x)
+    require_whole(BM=BM, BN=BN, BK=BK)
     BM, BN, BK = fit_tile((BM, BN, BK), (B * T, 3 * C, C), shared=4 * (BK * (BM + BN) + BM * BN))
     q = torch.empty(B, H, T, D, dtype=x.dtype, device=x.device)
     if q.numel() == 0:

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.matmul.triton_ladder import dot_loop, require_contiguous, require_dot_tile, shared_bytes
+from gpukern.kernels.qkv import require_caches
 from gpukern.op import InputError, require
 
 
@@ -134,8 +135,7 @@ def qkv(
         require_contiguous(gamma=gamma, beta=beta)
     if C != H * D:
         raise InputError(f"the cache has {H} heads of {D}, but x has a width of {C}; C must be H * D.")
-    if position < 0 or position + T > S:
-        raise InputError(f"tokens {position} to {position + T} do not fit in a cache of {S}; make it longer.")
+    require_caches(k_cache, v_cache, position, T)
     if D > 1 and not k_cache.stride(3) == v_cache.stride(3) == 1:
         raise InputError("the caches must have the elements of a head side by side; make them [B, H, S, D] in memory.")
     require_dot_tile(warps, stages, BM=BM, BN=BN, BK=BK)

@@ -7,7 +7,7 @@ Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), section 
 
 import torch
 
-from gpukern.op import Op, Version, normal
+from gpukern.op import InputError, Op, Version, normal
 
 
 def reference(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -17,7 +17,14 @@ def reference(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def scores_torch(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """As `reference`, by PyTorch's own kernels in the dtype of `q`."""
+    require_head_size(q)
     return (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+
+
+def require_head_size(q: torch.Tensor) -> None:
+    """Refuse heads of no elements: 1 / sqrt(D) is not a number there."""
+    if q.shape[-1] == 0:
+        raise InputError("q has heads of no elements; D must be at least 1.")
 
 
 def inputs(shape, dtype, device, generator) -> dict:

@@ -8,7 +8,8 @@ from numba import cuda, float32
 
 from gpukern import device
 from gpukern.kernels.matmul.numba_ladder import fit_tile
-from gpukern.op import require
+from gpukern.kernels.scores import require_head_size
+from gpukern.op import require, require_whole
 
 
 @functools.cache
@@ -47,15 +48,17 @@ def _scores_kernel(BM, BN, BK):
     return scores_kernel
 
 
-def scores(q: torch.Tensor, k: torch.Tensor, BM: int = 8, BN: int = 32, BK: int = 64) -> torch.Tensor:
+def scores(q: torch.Tensor, k: torch.Tensor, BM: int = 16, BN: int = 16, BK: int = 16) -> torch.Tensor:
     """q: `[B, H, T, D]`, k: `[B, H, S, D]`, any strides (a cache cut to S tokens, for one).
 
     Blocks of (BN, BM) threads, cut where T or S is smaller (see `fit_tile`). Returns q k^T / sqrt(D), `[B, H, T, S]`.
     """
     require(q, "q", (None, None, None, None))
+    require_head_size(q)
     B, H, T, D = q.shape
     require(k, "k", (B, H, None, D), like=q)
     S = k.shape[2]
+    require_whole(BM=BM, BN=BN, BK=BK)
     BM, BN, BK = fit_tile((BM, BN, BK), (T, S, D), shared=4 * (BM * BK + BN * (BK + 1)))
     out = torch.empty(B, H, T, S, dtype=q.dtype, device=q.device)
     if out.numel() == 0:

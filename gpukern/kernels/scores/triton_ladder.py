@@ -6,6 +6,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.matmul.triton_ladder import dot_loop, require_dot_tile, shared_bytes
+from gpukern.kernels.scores import require_head_size
 from gpukern.op import require
 
 
@@ -52,6 +53,7 @@ def scores(
 ) -> torch.Tensor:
     """q: `[B, H, T, D]`, k: `[B, H, S, D]`, any strides; tile as in matmul. Returns q k^T / sqrt(D) `[B, H, T, S]`."""
     require(q, "q", (None, None, None, None))
+    require_head_size(q)
     B, H, T, D = q.shape
     require(k, "k", (B, H, None, D), like=q)
     S = k.shape[2]

@@ -41,7 +41,8 @@ def softmax_torch(x: torch.Tensor, causal: bool = False) -> torch.Tensor:
 def _masked_softmax(x: torch.Tensor, causal: bool) -> torch.Tensor:
     if causal:
         x = x.masked_fill(~visible(*x.shape[-2:], device=x.device), -math.inf)
-    return torch.softmax(x, dim=-1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
+    out = torch.softmax(x, dim=-1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
+    return out.masked_fill(~visible(*x.shape[-2:], device=x.device), 0.0) if causal else out
 
 
 def inputs(shape, dtype, device, generator) -> dict:

@@ -34,7 +34,8 @@ def _softmax_kernel(x_ptr, out_ptr, T, S, CAUSAL: tl.constexpr, BN: tl.constexpr
     total = tl.where(total == 0.0, 1.0, total)  # a row that sees nothing: all its weights are exp(-inf) = 0
     for n0 in tl.range(0, S, BN):
         x = tl.load(x_ptr + n0 + n, mask=n0 + n < visible, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptr + n0 + n, tl.exp(x - shift) / total, mask=n0 + n < S)
+        out = tl.where(n0 + n < visible, tl.exp(x - shift) / total, 0.0)  # 0 also where a NaN made the total one
+        tl.store(out_ptr + n0 + n, out, mask=n0 + n < S)
 
 
 def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 8) -> torch.Tensor:
@@ -42,9 +43,7 @@ def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 
 
     causal: row i sees column j if j <= i + S - T. A row that sees nothing, or only -inf, is 0.
     """
-    if x.ndim < 2:
-        raise InputError(f"x has shape {tuple(x.shape)}; softmax wants rows and columns, (..., T, S).")
-    require(x, "x", (None,) * x.ndim)
+    require(x, "x", (None,) * max(2, getattr(x, "ndim", 2)))
     require_power_of_two(BN=BN, warps=warps)
     if not x.is_contiguous():
         raise InputError("softmax wants contiguous rows; call .contiguous() first.")

@@ -7,7 +7,7 @@ from numba import cuda, float32
 
 from gpukern import device
 from gpukern.kernels.matmul.numba_ladder import fit_tile
-from gpukern.op import require
+from gpukern.op import require, require_whole
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _values_kernel(BM, BN, BK):
     return values_kernel
 
 
-def values(p: torch.Tensor, v: torch.Tensor, BM: int = 8, BN: int = 32, BK: int = 64) -> torch.Tensor:
+def values(p: torch.Tensor, v: torch.Tensor, BM: int = 16, BN: int = 16, BK: int = 16) -> torch.Tensor:
     """p: `[B, H, T, S]`, v: `[B, H, S, D]`, any strides (a cache cut to S tokens, for one).
 
     Blocks of (BN, BM) threads, cut where T or D is smaller (see `fit_tile`). Returns p v with its heads merged,
@@ -53,6 +53,7 @@ def values(p: torch.Tensor, v: torch.Tensor, BM: int = 8, BN: int = 32, BK: int 
     B, H, T, S = p.shape
     require(v, "v", (B, H, S, None), like=p)
     D = v.shape[3]
+    require_whole(BM=BM, BN=BN, BK=BK)
     BM, BN, BK = fit_tile((BM, BN, BK), (T, D, S), shared=4 * BK * (BM + BN))
     out = torch.empty(B, T, H * D, dtype=p.dtype, device=p.device)
     if out.numel() == 0:

@@ -4,7 +4,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.op import require
+from gpukern.op import require, require_whole
 
 
 @cuda.jit
@@ -19,6 +19,7 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, threads: int = 256) -> torch.Te
     """x, y: `[N]`, any stride. `threads` a block, of which there are ceil(N / threads). Returns x + y, `[N]`."""
     require(x, "x", (None,))
     require(y, "y", tuple(x.shape), like=x)
+    require_whole(threads=threads)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out

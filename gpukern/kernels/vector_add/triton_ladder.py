@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gpukern import device
 from gpukern.op import InputError, require, require_power_of_two
 
 
@@ -25,6 +26,9 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, BN: int = 1024, warps: int = 4)
     if not (x.is_contiguous() and y.is_contiguous()):
         raise InputError("vector_add wants contiguous vectors; call .contiguous() first.")
     out = torch.empty_like(x)
-    if out.numel():
-        _vector_add_kernel[(triton.cdiv(out.numel(), BN),)](x, y, out, out.numel(), BN=BN, num_warps=warps)
+    if out.numel() == 0:
+        return out
+    grid = (triton.cdiv(out.numel(), BN),)
+    device.check_launch(grid, 32 * warps)
+    _vector_add_kernel[grid](x, y, out, out.numel(), BN=BN, num_warps=warps)
     return out
