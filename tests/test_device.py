@@ -111,6 +111,14 @@ def test_a_mode_that_cannot_be_had_is_refused(value, complaint):
     assert complaint in done.stderr.strip().splitlines()[-1]
 
 
+def test_the_command_refuses_a_mode_in_one_line():
+    done = python(
+        NO_CARD, "import sys; sys.argv = ['gpukern', 'doctor', '--json']; import gpukern", GPUKERN_DEVICE="cuda"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: GPUKERN_DEVICE=cuda, but ") and len(done.stderr.splitlines()) == 1
+
+
 def test_the_mode_of_this_process_is_consistent():
     assert device.mode() in device.MODES
     assert device.simulated() == (device.mode() == "counted") == (device.torch_device().type == "cpu")
