@@ -1,5 +1,6 @@
 """The weights of a layer: drawn from a seed, or read from a GPT-2 checkpoint in safetensors."""
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -96,6 +97,8 @@ _GPT2_NAMES = {
     "first_beta": "ln_1.bias",
 }
 
+_IN_LAYER = re.compile(r"h\.([0-9]{1,9})\.")  # the start of the name of a layer's tensor
+
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """(tensors by GPT-2's names without any `transformer.` prefix, the file's metadata).
@@ -131,7 +134,7 @@ def whole_number(metadata: dict[str, str], key: str, name: str) -> int | None:
     text = metadata.get(key)
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise CheckpointError(f"{name}: the metadata say {key}={text!r}; it must be a whole number from 1.")
     return int(text)
 
@@ -140,11 +143,9 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
     """(Config, Weights) of one layer of a GPT-2 checkpoint, in the checkpoint's dtype, on the CPU.
 
     heads  defaults to C / 64, the rule of every published GPT-2
-    Raises CheckpointError naming the tensor that is missing or has the wrong shape.
+    Raises CheckpointError naming the tensor that is missing or has the wrong shape, or the sizes that no layer has.
     """
-    found = sorted(
-        {int(key.split(".")[1]) for key in tensors if key.startswith("h.") and key.split(".")[1].isdecimal()}
-    )
+    found = sorted({int(match[1]) for match in map(_IN_LAYER.match, tensors) if match})
     if not found:
         raise CheckpointError(f"{name} has no tensor like 'h.0.attn.c_attn.weight': it is not a GPT-2 checkpoint.")
     if layer not in found:
@@ -180,4 +181,8 @@ def gpt2_layer(tensors: dict[str, torch.Tensor], layer: int, name: str, heads: i
             )
         if not bool(weight.isfinite().all()):
             raise CheckpointError(f"{name}: 'h.{layer}.{_GPT2_NAMES[ours]}' has values that are not finite numbers.")
-    return Config(name, C=C, H=heads, F=F, first_norm=True), Weights(**drawn)
+    try:
+        config = Config(name, C=C, H=heads, F=F, first_norm=True)
+    except InputError as error:  # the file's sizes are no layer's
+        raise CheckpointError(str(error)) from error
+    return config, Weights(**drawn)
