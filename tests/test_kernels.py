@@ -1,6 +1,8 @@
 """kernels: every version of every operation gives the reference's numbers, and refuses what it cannot compute."""
 
 import functools
+import importlib
+import inspect
 import json
 import math
 import os
@@ -16,7 +18,12 @@ from gpukern import device
 from gpukern.kernels import OPS
 from gpukern.kernels.attention import reference as attention_reference
 from gpukern.kernels.softmax import visible, visible_pairs
+from gpukern.layer import Config, Part, Step
+from gpukern.layer.plan import part_cost
+from gpukern.layer.stages import STAGES
 from gpukern.op import FLOATS, InputError, Op, error
+from gpukern.simulate.lockstep import launch
+from gpukern.simulate.lockstep.lower import Code
 
 DEVICE = device.torch_device()
 REFUSALS = (InputError, device.LimitError)
@@ -347,10 +354,78 @@ def test_costs_are_whole_numbers(op):
         for dtype in FLOATS:
             cost, inputs = (op.flops(shape), op.bytes(shape, dtype)), op.draw(shape, dtype, DEVICE)
             assert all(isinstance(n, int) and n >= 0 for n in cost)
-            # At least the inputs are read; a cache is written to, and a softmax need not read what it masks.
+            # At least the inputs are read; a cache is written to.
             read = sum(t.nbytes for name, t in tensors(inputs).items() if "cache" not in name)
-            if op.name != "softmax" and all(shape.values()):
+            if all(shape.values()):
                 assert cost[1] > read
+
+
+SMALL_LAYER = Config("small", C=48, H=3, F=144, first_norm=True)
+
+
+def stage_shape(stage: str, step: Step) -> tuple[str, dict, int]:
+    """What runs a stage of SMALL_LAYER: operation, shape, and the operations of an epilogue, which no Op counts."""
+    B, T, S, C, H, D, F = step.B, step.T, step.S, SMALL_LAYER.C, SMALL_LAYER.H, SMALL_LAYER.D, SMALL_LAYER.F
+    bias, gelu, residual = 1, 8, 1  # operations an element
+    heads = {"B": B, "H": H, "T": T, "S": S, "D": D, "causal": 1}
+    rows = {"M": B * T, "N": C, "bias": 1, "residual": 1}
+    return {
+        "qkv": ("qkv", {"B": B, "T": T, "C": C, "norm": 1}, bias * B * T * 3 * C),
+        "scores": ("scores", heads, 0),
+        "softmax": ("softmax", heads, 0),
+        "values": ("values", heads, 0),
+        "output": ("matmul", {**rows, "K": C}, (bias + residual) * B * T * C),
+        "norm": ("layernorm", {"B": B, "T": T, "C": C}, 0),
+        "mlp_up": ("matmul", {"M": B * T, "N": F, "K": C, "bias": 1}, (bias + gelu) * B * T * F),
+        "mlp_down": ("matmul", {**rows, "K": F}, (bias + residual) * B * T * C),
+    }[stage]
+
+
+@pytest.mark.parametrize("step", [Step(2, 1, 9), Step(2, 5, 5), Step(1, 3, 8)], ids=str)
+@pytest.mark.parametrize("stage", STAGES)
+def test_costs_are_those_of_the_stage_that_the_operation_runs(stage, step):
+    op, shape, epilogue = stage_shape(stage, step)
+    cost = part_cost(Part((stage,), "torch"), SMALL_LAYER, step, torch.float16)
+    flops = OPS[op].flops(shape)
+    if op in ("scores", "values"):  # which know no mask: of their pairs, the stage counts those that are visible
+        flops = flops * step.pairs // (step.T * step.S)
+    assert (OPS[op].bytes(shape, torch.float16), flops + epilogue) == (cost.bytes, cost.flops)
+
+
+@pytest.mark.parametrize("op, version", each(KERNELS))
+def test_a_launcher_takes_the_tile_that_its_version_declares_and_no_other(op, version):
+    own = dict(inspect.signature(op.versions[version].function).parameters)
+    for name in inspect.signature(op.reference).parameters:
+        own.pop(name)
+    assert {name: parameter.default for name, parameter in own.items()} == op.versions[version].tile
+
+
+@pytest.mark.parametrize("tile", [{}, {"BM": 8, "BN": 32, "BK": 64}, {"BM": 4, "BN": 8, "BK": 20}], ids=str)
+@pytest.mark.parametrize("op, norm", [("matmul", None), ("qkv", 0), ("qkv", 1), ("scores", None), ("values", None)])
+def test_numba_takes_the_shared_memory_of_the_formula(op, norm, tile, monkeypatch):
+    if not device.simulated():
+        pytest.skip("reads what the simulated GPU's compiler lays out")
+    made = []
+    monkeypatch.setattr(launch, "Code", lambda *args: made.append(Code(*args)) or made[-1])
+    importlib.import_module(f"gpukern.kernels.{op}.numba_ladder").__dict__[f"_{op}_kernel"].cache_clear()
+    shape = {"M": 64, "N": 64, "K": 64, "B": 1, "H": 1, "T": 64, "S": 64, "D": 64, "C": 64}  # no tile is cut
+    version = OPS[op].versions["numba"]
+
+    version(**OPS[op].draw({**shape, "norm": norm}, torch.float32, DEVICE), **tile)
+
+    more = {} if norm is None else {"norm": bool(norm)}
+    assert [code.shared_static for code in made] == [version.shared_bytes(tile, dtype=torch.float32, **more)]
+
+
+@pytest.mark.parametrize("op", ["matmul", "qkv", "scores", "values"])
+def test_numba_refuses_a_tile_by_the_formula(op):
+    version, tile = OPS[op].versions["numba"], {"BM": 8, "BN": 8}
+    most = device.card().shared_static
+    fits = max(BK for BK in range(1, 1000) if version.shared_bytes({**tile, "BK": BK}, dtype=torch.float16) <= most)
+    inputs = OPS[op].draw(FULL[op], torch.float16, DEVICE)
+    version(**inputs, **tile, BK=fits)
+    with pytest.raises(device.LimitError, match="static shared memory"):
+        version(**inputs, **tile, BK=fits + 1)
 
 
 # Runs in a process of its own, where Triton is the compiler and not the interpreter: it needs no card for that.
@@ -408,7 +483,7 @@ def test_every_triton_kernel_compiles_and_takes_the_shared_memory_of_the_formula
     tile = {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3}
     small = {"BM": 64, "BN": 64, "BK": 32, "warps": 4, "stages": 2}
     decode = {"BM": 16, "BN": 64, "BK": 64, "warps": 4, "stages": 4}
-    flash = {"BM": 64, "BN": 64, "D": 64, "warps": 4, "stages": 2, "CAUSAL": True}
+    flash = {"BM": 64, "BN": 64, "D": 64, "warps": 4, "stages": 3, "CAUSAL": True}
     plain = {"bias_ptr": None, "residual_ptr": None, "GELU": False}
     one = {"warps": 4, "stages": 1}
     cases = [
@@ -453,6 +528,12 @@ def test_qkv_refuses_caches_that_share_memory(name):
     inputs = OPS["qkv"].draw({"B": 2, "T": 2, "C": 16, "H": 1, "S": 6}, torch.float32, DEVICE)
     with pytest.raises(InputError, match="the same memory"):
         OPS["qkv"].versions[name](**{**inputs, "v_cache": inputs["k_cache"]})
+    both = torch.zeros(2 * inputs["k_cache"].numel(), device=DEVICE)
+    n = inputs["k_cache"].numel()
+    overlap = {"k_cache": both[:n].view(2, 1, 6, 16), "v_cache": both[n - 1 : -1].view(2, 1, 6, 16)}
+    with pytest.raises(InputError, match="the same memory"):
+        OPS["qkv"].versions[name](**{**inputs, **overlap})
+    OPS["qkv"].versions[name](**{**inputs, **overlap, "v_cache": both[n:].view(2, 1, 6, 16)})  # side by side is well
     with pytest.raises(InputError, match="v_cache is expanded"):
         OPS["qkv"].versions[name](**{**inputs, "v_cache": inputs["v_cache"][:1].expand(2, -1, -1, -1)})
 
@@ -469,10 +550,29 @@ def test_numba_refuses_a_size_that_is_no_whole_number(op, size, bad):
 
 
 @each_of([[1.0, 2.0], None, 3.0])
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op, name in KERNELS if op.name in ("gelu", "softmax")])
+@pytest.mark.parametrize("op, name", each(KERNELS))
 def test_what_is_no_tensor_is_refused(op, name, bad):
-    with pytest.raises(InputError, match="must be a torch.Tensor"):
-        op.versions[name](bad)
+    inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
+    for argument in ("x", "y", "a", "w", "gamma", "beta", "q", "k", "v", "p", "k_cache", "v_cache"):
+        if argument in tensors(inputs):
+            with pytest.raises(InputError, match=f"{argument} must be a torch.Tensor"):
+                op.versions[name](**with_tensor(inputs, argument, bad))
+
+
+@each_of([0, -1, 1.5, "a", None, True])
+@pytest.mark.parametrize(
+    "op, name, size",
+    each((op, name, size) for op, name in KERNELS for size in op.versions[name].tile if name != "numba"),
+)
+def test_triton_refuses_a_size_that_is_no_whole_number(op, name, size, bad):
+    with pytest.raises(InputError, match=f"{size}={bad!r}"):
+        op.versions[name](**op.draw(FULL[op.name], torch.float32, DEVICE), **{size: bad})
+
+
+def test_vector_add_in_triton_is_held_to_the_limits_of_the_card():
+    x = torch.ones(8, device=DEVICE)
+    with pytest.raises(device.LimitError, match="2048 threads"):
+        OPS["vector_add"].versions["triton"](x, x, warps=64)
 
 
 def test_a_tile_larger_than_triton_has_is_refused():

@@ -8,6 +8,8 @@ from numba import cuda, float32
 from gpukern import device
 from gpukern.op import require, require_whole
 
+PER_THREAD = 4  # elements
+
 
 @cuda.jit(device=True)
 def tanh_gelu(x):
@@ -28,19 +30,19 @@ def _gelu_kernel(x, out):
         out[i] = tanh_gelu(float32(x[i]))
 
 
-def gelu(x: torch.Tensor, threads: int = 256, per_thread: int = 4) -> torch.Tensor:
+def gelu(x: torch.Tensor, threads: int = 256) -> torch.Tensor:
     """x: any shape (made contiguous first, if it is not). Returns its tanh-GELU, contiguous.
 
-    Blocks of `threads`, as many of them as give each thread `per_thread` elements.
+    Blocks of `threads`, as many of them as give each thread PER_THREAD elements.
     """
     require(x, "x", (None,) * getattr(x, "ndim", 0))
-    require_whole(threads=threads, per_thread=per_thread)
+    require_whole(threads=threads)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     device.check_launch(1, threads)
-    threads = min(threads, -(-out.numel() // per_thread))
-    grid = (-(-out.numel() // (threads * per_thread)),)
+    threads = min(threads, -(-out.numel() // PER_THREAD))
+    grid = (-(-out.numel() // (threads * PER_THREAD)),)
     device.check_launch(grid, threads)
     _gelu_kernel[grid, threads, device.numba_stream()](*map(device.numba_array, (x.reshape(-1), out.view(-1))))
     return out

@@ -82,7 +82,12 @@ matmul = Op(
     tolerance={torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.matmul:matmul_torch"),
-        "numba": Version("numba", "gpukern.kernels.matmul.numba_ladder:matmul", {"BM": 16, "BN": 16, "BK": 16}),
+        "numba": Version(
+            "numba",
+            "gpukern.kernels.matmul.numba_ladder:matmul",
+            {"BM": 16, "BN": 16, "BK": 16},
+            shared="gpukern.kernels.matmul.numba_ladder:shared_bytes",
+        ),
         "triton": Version(
             "triton",
             "gpukern.kernels.matmul.triton_ladder:matmul",

@@ -1,6 +1,7 @@
 """matmul in Numba-CUDA."""
 
 import functools
+from collections.abc import Callable
 
 import torch
 from numba import cuda, float32
@@ -49,19 +50,26 @@ def _matmul_kernel(BM, BN, BK, has_bias, has_gelu, has_residual):
     return matmul_kernel
 
 
-def fit_tile(tile: tuple, shape: tuple, shared: int) -> tuple:
-    """The tile (BM, BN, BK) for a product of `shape` (M, N, K): held to the card's limits, then cut to what is needed.
+def shared_bytes(BM: int, BN: int, BK: int, dtype: torch.dtype, on: device.Card | None = None) -> int:
+    """Static shared memory of one block, in bytes: the tiles of a and w, in float32 whatever the dtype and the card."""
+    return 4 * BK * (BM + BN)
+
+
+def fit_tile(tile: tuple, shape: tuple, shared: Callable[..., int], dtype: torch.dtype, **more) -> tuple:
+    """The tile (BM, BN, BK) for a product of `shape` (M, N, K): checked as it is given, then cut to what is needed.
 
     An axis shorter than its tile gets the next power of two, so that a single row (decode) runs in blocks of one row
-    instead of blocks of idle threads, and few different kernels are compiled. `shared`: bytes of the static shared
-    arrays of `tile`. Raises LimitError for a tile that no launch can have.
+    instead of blocks of idle threads, and few different kernels are compiled. `shared`: the kernel's `shared_bytes`,
+    which gets the tile, dtype and `more`. Raises InputError for a size that is not a whole number of at least 1,
+    LimitError for a tile that no launch can have.
     """
-    BM, BN, _ = tile
-    device.check_launch(1, (BN, BM), shared)
-    static = device.card().shared_static
-    if shared > static:
+    BM, BN, BK = tile
+    require_whole(BM=BM, BN=BN, BK=BK)
+    device.check_launch(1, (BN, BM))
+    wanted, static = shared(BM, BN, BK, dtype=dtype, **more), device.card().shared_static
+    if wanted > static:
         raise device.LimitError(
-            f"the tile {tile} wants {shared:,} bytes of static shared memory; a block has {static:,}. "
+            f"the tile {tile} wants {wanted:,} bytes of static shared memory; a block has {static:,}. "
             "Choose a smaller BK."
         )
     return tuple(min(n, 1 << max(size - 1, 0).bit_length()) for n, size in zip(tile, shape, strict=True))
@@ -92,8 +100,7 @@ def matmul(
         raise InputError(f'activation={activation!r} is not known; use None or "gelu".')
     if residual is not None:
         require(residual, "residual", (M, N), like=a)
-    require_whole(BM=BM, BN=BN, BK=BK)
-    BM, BN, BK = fit_tile((BM, BN, BK), (M, N, K), shared=4 * BK * (BM + BN))
+    BM, BN, BK = fit_tile((BM, BN, BK), (M, N, K), shared_bytes, a.dtype)
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     if out.numel() == 0:
         return out

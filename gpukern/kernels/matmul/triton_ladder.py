@@ -9,7 +9,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.gelu.triton_ladder import gelu_tile
-from gpukern.op import InputError, require, require_power_of_two
+from gpukern.op import InputError, require, require_power_of_two, require_whole
 
 
 @triton.jit
@@ -183,9 +183,8 @@ def require_contiguous(**tensors: torch.Tensor) -> None:
 
 def require_dot_tile(warps: int, stages: int, **tile: int) -> None:
     """Refuse a tile that `tl.dot` cannot multiply: its sides are powers of two from 16."""
+    require_whole(stages=stages)
     require_power_of_two(warps=warps, **tile)
     for name, n in tile.items():
         if n < 16:
             raise InputError(f"{name}={n} is too small for tl.dot, which needs 16; spare rows and columns are masked.")
-    if not isinstance(stages, int) or stages < 1:
-        raise InputError(f"stages={stages!r} must be at least 1.")

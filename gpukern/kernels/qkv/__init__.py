@@ -4,8 +4,8 @@ The columns of w are Q's C, then K's C, then V's C; head h of each is its column
 and values of token t go to row `position + t` of the caches. With `norm` = (gamma, beta, eps), x is normalised first,
 as in `layernorm`, in the same kernel: a *prologue*, GPT-2's first norm.
 
-Cost for x [B, T, C]: 6BTC^2 operations; BTC + 3C^2 + 3C elements read and 3BTC written at the least. In decode (T = 1)
-that is one multiply-add for each element of w: bound by the memory that w is read from.
+Cost for x [B, T, C]: 6BTC^2 operations, and 8BTC for a norm; BTC + 3C^2 + 3C elements read and 3BTC written at the
+least. In decode (T = 1) that is one multiply-add for each element of w: bound by the memory that w is read from.
 Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), section 3.2.2; one product as in GPT-2.
 """
 
@@ -29,8 +29,18 @@ def require_caches(k_cache: torch.Tensor, v_cache: torch.Tensor, position: int, 
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if any(step == 0 and n > 1 for step, n in zip(cache.stride(), cache.shape, strict=True)):
             raise InputError(f"{name} is expanded: its elements share memory. Make it whole with .contiguous().")
-    if k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
-        raise InputError("k_cache and v_cache are the same memory; make two caches.")
+    (k_first, k_last), (v_first, v_last) = map(_memory, (k_cache, v_cache))
+    if k_first < v_last and v_first < k_last:
+        raise InputError("k_cache and v_cache lie in the same memory; give each memory of its own.")
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins and ends."""
+    first = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return first, first
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * tensor.element_size()
 
 
 def reference(x, w, bias, k_cache, v_cache, position: int, norm=None) -> tuple:
@@ -91,7 +101,7 @@ def inputs(shape, dtype, device, generator) -> dict:
 
 def flops(shape) -> int:
     B, T, C = (shape[axis] for axis in "BTC")
-    return 6 * B * T * C * C + 7 * B * T * C * shape.get("norm", 0)
+    return 6 * B * T * C * C + 8 * B * T * C * shape.get("norm", 0)
 
 
 def least_bytes(shape, dtype) -> int:
@@ -117,7 +127,12 @@ qkv = Op(
     tolerance={torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.qkv:qkv_torch"),
-        "numba": Version("numba", "gpukern.kernels.qkv.numba_ladder:qkv", {"BM": 16, "BN": 16, "BK": 16}),
+        "numba": Version(
+            "numba",
+            "gpukern.kernels.qkv.numba_ladder:qkv",
+            {"BM": 16, "BN": 16, "BK": 16},
+            shared="gpukern.kernels.qkv.numba_ladder:shared_bytes",
+        ),
         "triton": Version(
             "triton",
             "gpukern.kernels.qkv.triton_ladder:qkv",

@@ -9,7 +9,7 @@ from gpukern import device
 from gpukern.kernels.layernorm.numba_ladder import row_stats
 from gpukern.kernels.matmul.numba_ladder import fit_tile
 from gpukern.kernels.qkv import require_caches
-from gpukern.op import InputError, require, require_whole
+from gpukern.op import InputError, require
 
 
 @functools.cache
@@ -66,6 +66,13 @@ def _qkv_kernel(BM, BN, BK, has_norm):
     return qkv_kernel
 
 
+def shared_bytes(
+    BM: int, BN: int, BK: int, dtype: torch.dtype, on: device.Card | None = None, norm: bool = True
+) -> int:
+    """Static shared memory of one block, in bytes: as for matmul, and with a `norm` one number a thread to reduce."""
+    return 4 * (BK * (BM + BN) + norm * BM * BN)
+
+
 def qkv(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -98,8 +105,8 @@ def qkv(
     if norm is not None:
         require(gamma, "gamma", (C,), like=x)
         require(beta, "beta", (C,), like=x)
-    require_whole(BM=BM, BN=BN, BK=BK)
-    BM, BN, BK = fit_tile((BM, BN, BK), (B * T, 3 * C, C), shared=4 * (BK * (BM + BN) + BM * BN))
+    tile = BM, BN, BK
+    BM, BN, BK = fit_tile(tile, (B * T, 3 * C, C), shared_bytes, x.dtype, norm=norm is not None)
     q = torch.empty(B, H, T, D, dtype=x.dtype, device=x.device)
     if q.numel() == 0:
         return q, k_cache, v_cache

@@ -1,7 +1,8 @@
 """scores: q k^T / sqrt(D), for every head: how much each new token attends to each token. No mask, no softmax.
 
-Cost for q [B, H, T, D] and k [B, H, S, D]: 2BHTSD operations; BHD(T + S) elements read, BHTS written. In prefill the
-written matrix is the largest tensor of the layer, and that is why flash attention never writes it.
+Cost for q [B, H, T, D] and k [B, H, S, D]: 2BHTSD operations; BHD(T + S) elements read, BHTS written. All pairs of
+tokens count here, where no mask is known; the layer's stage counts the visible ones. In prefill the written matrix is
+the largest tensor of the layer, and that is why flash attention never writes it.
 Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), section 3.2.1.
 """
 
@@ -57,7 +58,12 @@ scores = Op(
     tolerance={torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.scores:scores_torch"),
-        "numba": Version("numba", "gpukern.kernels.scores.numba_ladder:scores", {"BM": 16, "BN": 16, "BK": 16}),
+        "numba": Version(
+            "numba",
+            "gpukern.kernels.scores.numba_ladder:scores",
+            {"BM": 16, "BN": 16, "BK": 16},
+            shared="gpukern.kernels.scores.numba_ladder:shared_bytes",
+        ),
         "triton": Version(
             "triton",
             "gpukern.kernels.scores.triton_ladder:scores",

@@ -9,7 +9,7 @@ from numba import cuda, float32
 from gpukern import device
 from gpukern.kernels.matmul.numba_ladder import fit_tile
 from gpukern.kernels.scores import require_head_size
-from gpukern.op import require, require_whole
+from gpukern.op import require
 
 
 @functools.cache
@@ -48,6 +48,11 @@ def _scores_kernel(BM, BN, BK):
     return scores_kernel
 
 
+def shared_bytes(BM: int, BN: int, BK: int, dtype: torch.dtype, on: device.Card | None = None) -> int:
+    """Static shared memory of one block, in bytes: as for matmul, and a spare element for each row of K's tile."""
+    return 4 * (BM * BK + BN * (BK + 1))
+
+
 def scores(q: torch.Tensor, k: torch.Tensor, BM: int = 16, BN: int = 16, BK: int = 16) -> torch.Tensor:
     """q: `[B, H, T, D]`, k: `[B, H, S, D]`, any strides (a cache cut to S tokens, for one).
 
@@ -58,8 +63,7 @@ def scores(q: torch.Tensor, k: torch.Tensor, BM: int = 16, BN: int = 16, BK: int
     B, H, T, D = q.shape
     require(k, "k", (B, H, None, D), like=q)
     S = k.shape[2]
-    require_whole(BM=BM, BN=BN, BK=BK)
-    BM, BN, BK = fit_tile((BM, BN, BK), (T, S, D), shared=4 * (BM * BK + BN * (BK + 1)))
+    BM, BN, BK = fit_tile((BM, BN, BK), (T, S, D), shared_bytes, q.dtype)
     out = torch.empty(B, H, T, S, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out

@@ -3,9 +3,10 @@
 Causal: T new tokens look at S tokens, of which they are the last T themselves; so row i sees column j if and only if
 j <= i + S - T. Masked weights are exactly 0, and so is a row that sees nothing (or only -inf): never NaN.
 
-Cost for x [..., T, S]: each visible element read, each element written, about 5 operations each (max, subtract, exp,
-add, divide): bound by memory. Three passes over a row (max, sum, quotient) become two if max and sum are found
-together: Milakov and Gimelshein, *Online normalizer calculation for softmax* (arXiv 1805.02867).
+Cost for x [..., T, S]: 2TS elements, x read and the weights written, whole as the layer's plan counts them (a kernel
+may skip what the mask hides); 4 operations a visible element (subtract, exponential, sum, divide): bound by memory.
+Three passes over a row (max, sum, quotient) become two if max and sum are found together: Milakov and Gimelshein,
+*Online normalizer calculation for softmax* (arXiv 1805.02867).
 """
 
 import math
@@ -55,8 +56,8 @@ def inputs(shape, dtype, device, generator) -> dict:
     return {"x": x, "causal": bool(shape.get("causal"))}
 
 
-def _read(shape) -> int:
-    return shape["B"] * shape["H"] * visible_pairs(shape["T"], shape["S"], bool(shape.get("causal")))
+def flops(shape) -> int:
+    return 4 * shape["B"] * shape["H"] * visible_pairs(shape["T"], shape["S"], bool(shape.get("causal")))
 
 
 softmax = Op(
@@ -74,8 +75,8 @@ softmax = Op(
         {"B": 1, "H": 1, "T": 1, "S": 5001, "causal": 1},
         {"B": 1, "H": 2, "T": 3, "S": 0},
     ),
-    flops=lambda s: 5 * _read(s),
-    bytes=lambda s, dtype: (_read(s) + s["B"] * s["H"] * s["T"] * s["S"]) * dtype.itemsize,
+    flops=flops,
+    bytes=lambda s, dtype: 2 * s["B"] * s["H"] * s["T"] * s["S"] * dtype.itemsize,
     tolerance={torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
     versions={
         "torch": Version("torch", "gpukern.kernels.softmax:softmax_torch"),

@@ -1,6 +1,7 @@
 """values: the weighted sum of the values, p v, for every head, with the heads merged as they are stored.
 
-Cost for p [B, H, T, S] and v [B, H, S, D]: 2BHTSD operations; BHS(T + D) elements read, BHTD written.
+Cost for p [B, H, T, S] and v [B, H, S, D]: 2BHTSD operations; BHS(T + D) elements read, BHTD written. All pairs
+of tokens count here, where no mask is known; the layer's stage counts the visible ones.
 Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), sections 3.2.1 and 3.2.2.
 """
 
@@ -49,7 +50,12 @@ values = Op(
     tolerance={torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.values:values_torch"),
-        "numba": Version("numba", "gpukern.kernels.values.numba_ladder:values", {"BM": 16, "BN": 16, "BK": 16}),
+        "numba": Version(
+            "numba",
+            "gpukern.kernels.values.numba_ladder:values",
+            {"BM": 16, "BN": 16, "BK": 16},
+            shared="gpukern.kernels.matmul.numba_ladder:shared_bytes",
+        ),
         "triton": Version(
             "triton",
             "gpukern.kernels.values.triton_ladder:values",

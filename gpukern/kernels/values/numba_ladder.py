@@ -6,8 +6,8 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
-from gpukern.kernels.matmul.numba_ladder import fit_tile
-from gpukern.op import require, require_whole
+from gpukern.kernels.matmul.numba_ladder import fit_tile, shared_bytes
+from gpukern.op import require
 
 
 @functools.cache
@@ -53,8 +53,7 @@ def values(p: torch.Tensor, v: torch.Tensor, BM: int = 16, BN: int = 16, BK: int
     B, H, T, S = p.shape
     require(v, "v", (B, H, S, None), like=p)
     D = v.shape[3]
-    require_whole(BM=BM, BN=BN, BK=BK)
-    BM, BN, BK = fit_tile((BM, BN, BK), (T, D, S), shared=4 * BK * (BM + BN))
+    BM, BN, BK = fit_tile((BM, BN, BK), (T, D, S), shared_bytes, p.dtype)
     out = torch.empty(B, T, H * D, dtype=p.dtype, device=p.device)
     if out.numel() == 0:
         return out
