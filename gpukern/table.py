@@ -11,8 +11,10 @@ from gpukern import device, measure
 from gpukern.layer import PLANS, Layer, Plan, Step, costs, text
 from gpukern.op import FLOATS, InputError
 
-# FLOPs that the simulated GPU runs in half a minute or less on two CPU cores, by language; more is not run here.
-SIMULATED_FLOPS = {"torch": 5e10, "triton": 2e9, "numba": 2e9}
+# What the simulated GPU runs in about 20 seconds on two CPU cores, by language; more is not run here. Small programs
+# (Triton) and blocks (Numba) cost what it takes to start one, however little they compute.
+SIMULATED_FLOPS = {"torch": 2e10, "triton": 2e9, "numba": 2e9}
+SIMULATED_LAUNCHED = {"torch": float("inf"), "triton": 2500, "numba": 30_000}
 SIMULATED_BYTES = 1e9  # that a run here may hold
 
 
@@ -85,10 +87,12 @@ def _checked(row, here) -> dict:
 
 def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
     """(error, tolerance) of every part and of the whole, run on the simulated GPU; None if that would take too long."""
-    versions = {part.version for part in plan.parts}
-    if "torch_compile" in versions or flops > min(SIMULATED_FLOPS[version.partition("_")[0]] for version in versions):
+    languages = {part.version.partition("_")[0] for part in plan.parts}
+    if any(part.version == "torch_compile" for part in plan.parts) or held_bytes(layer, step) > SIMULATED_BYTES:
         return None
-    if held_bytes(layer, step) > SIMULATED_BYTES:
+    if flops > min(SIMULATED_FLOPS[language] for language in languages):
+        return None
+    if launched(layer, plan, step) > min(SIMULATED_LAUNCHED[language] for language in languages):
         return None
     x, cache = layer.inputs(step)
     state = layer.start(x, cache)
@@ -169,6 +173,23 @@ def held_bytes(layer: Layer, step: Step) -> int:
     """Bytes, roughly, of what a run and its float64 check hold at once: weights, caches, scores, probs, activations."""
     unfused = costs(PLANS["reference"], layer.config, step, torch.float64)
     return sum(cost.bytes for cost in unfused)
+
+
+def launched(layer: Layer, plan: Plan, step: Step) -> int:
+    """Programs or blocks, roughly, that a run by Triton or Numba launches: one a row or a tile of what each part makes.
+
+    Flash attention, whose programs loop over the keys, counts one for each tile of scores.
+    """
+    rows = {"softmax": step.B * layer.config.H * step.T, "norm": step.B * step.T}
+    total = 0
+    for part in plan.parts:
+        tile = layer.tile(part, step)
+        if part.name in rows:
+            total += rows[part.name]
+        elif "BM" in tile:
+            batch, M, N, _ = layer.product(part.stages[0], step)
+            total += batch * -(-M // tile["BM"]) * -(-N // tile["BN"])
+    return total
 
 
 def step_named(phase: str, tokens: int | None, context: int | None, batch: int) -> Step:

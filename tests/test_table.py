@@ -1,7 +1,10 @@
 """table: `gpukern layer` for every config, phase and plan, its exit codes, and one line for what it refuses."""
 
+import importlib
 import json
+import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +129,34 @@ def test_what_does_not_fit_into_memory_is_not_run(layer_command, arguments):
     code, out, _ = layer_command(*arguments, "--json")
     result = json.loads(out)
     assert code == 0 and result["total"]["check"] is None and "was not recorded" in result["total"]["status"]
+
+
+@pytest.mark.skipif(not device.simulated(), reason="on a card everything is run")
+@pytest.mark.parametrize(
+    ("name", "step"), [("triton", Step(500, 1, 128)), ("triton", Step(1, 2048, 2048)), ("numba", Step(1, 2048, 2048))]
+)
+def test_many_small_programs_are_not_run(monkeypatch, name, step):
+    monkeypatch.setattr(Layer, "run_part", lambda *_: pytest.fail("it was run"))
+    layer = Layer.random("tiny")
+    assert sum(cost.flops for cost in layer.costs(plan(name), step)) < table.SIMULATED_FLOPS[name]
+    assert table.held_bytes(layer, step) < table.SIMULATED_BYTES
+    table.layer_table(layer, plan(name), step)
+
+
+@pytest.mark.skipif(not device.simulated(), reason="counts what the simulated GPU launches")
+@pytest.mark.parametrize("name", ["numba", "triton"])
+def test_the_programs_that_a_run_launches(monkeypatch, name):
+    """The estimate is within a third of what the simulated GPU is asked to launch."""
+    layer, step = Layer.random("tiny"), Step(2, 40, 40)
+    module = importlib.import_module(
+        {"numba": "gpukern.simulate.lockstep.launch", "triton": "gpukern.simulate.triton_interpreter"}[name]
+    )
+    blocks = []
+    counting = SimpleNamespace(**vars(device))
+    counting.check_launch = lambda grid, *more: blocks.append(math.prod(grid) if isinstance(grid, tuple) else grid)
+    monkeypatch.setattr(module, "device", counting)
+    layer.run(*layer.inputs(step), name)
+    assert sum(blocks) / 1.33 < table.launched(layer, plan(name), step) < 1.33 * sum(blocks)
 
 
 @pytest.mark.skipif(not device.simulated(), reason="on a card everything is run")
