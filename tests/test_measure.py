@@ -364,9 +364,10 @@ def test_nothing_made_without_a_card_says_that_it_was_measured():
     assert (row.source, row.card, row.time_us) == ("counted", "simulated H200", None)
 
 
-def test_a_layer_without_a_finite_answer_is_not_right(clock):
+def test_a_layer_without_a_finite_answer_is_not_right(clock, monkeypatch):
     layer = Layer.random(SMALL)
-    layer.weights.w_1[0, 0] = math.inf
+    layer.weights.w_1[0, 0] = math.inf  # after the weights were checked; copies would be checked again
+    monkeypatch.setattr(layers, "copies_past_l2", lambda *_, **__: 1)
     bench = LayerBench(layer, STEP)
     assert bench.row(Part(("mlp_up",), "torch")).status.startswith("WRONG: error inf")
     assert bench.whole(PLANS["reference"]).status.startswith("WRONG: error inf")
@@ -404,6 +405,8 @@ def test_limits_name_what_an_impossible_tile_breaks():
     assert [limit.used for limit in whole if limit.name.startswith(("threads", "acc"))] == [256, 256]
     assert "threads a block" in broken(BM=64, BN=64, BK=32, warps=64, stages=2)
     threads = measure.tile_limits(OPS["matmul"].versions["numba"], {"BM": 64, "BN": 32, "BK": 8}, torch.float32)[0]
+    numba = measure.tile_limits(OPS["matmul"].versions["numba"], {"BM": 16, "BN": 16, "BK": 512}, torch.float32)
+    assert [str(limit) for limit in numba if limit.broken] == ["shared memory a block: 65,536 of 49,152 bytes"]
     assert threads.broken and str(threads) == "threads a block: 2,048 of 1,024 threads"
 
 

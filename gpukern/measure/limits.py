@@ -43,7 +43,9 @@ def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = Non
         threads = card.warp * tile["warps"]
     limits.append(Limit("threads a block", threads, card.threads_per_block, "threads"))
     if (shared := version.shared_bytes(tile, dtype=dtype, on=card, **sizes)) is not None:
-        limits.append(Limit("shared memory a block", shared, card.shared_per_block, "bytes"))
+        # Numba-CUDA has no way to ask for more than every block gets.
+        most = card.shared_static if version.language == "numba" else card.shared_per_block
+        limits.append(Limit("shared memory a block", shared, most, "bytes"))
     if version.language == "triton" and "BM" in tile and "BN" in tile:
         registers = tile["BM"] * tile["BN"] // threads
         limits.append(Limit("accumulator registers a thread", registers, card.registers_per_thread, "registers", False))
