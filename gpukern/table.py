@@ -13,7 +13,7 @@ from gpukern.op import FLOATS, InputError
 
 # What the simulated GPU runs in about 20 seconds on two CPU cores, by language; more is not run here. Small programs
 # (Triton) and blocks (Numba) cost what it takes to start one, however little they compute.
-SIMULATED_FLOPS = {"torch": 2e10, "triton": 2e9, "numba": 2e9}
+SIMULATED_FLOPS = {"torch": 2e10, "triton": 2e9, "numba": 1.5e9}
 SIMULATED_LAUNCHED = {"torch": float("inf"), "triton": 2500, "numba": 30_000}
 SIMULATED_BYTES = 1e9  # that a run here may hold
 
