@@ -1,5 +1,6 @@
 """The eight-stage table of `gpukern layer`: what each part moves and computes, how long it takes, if it is right."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def _timed(row, message) -> dict:
 def _checked(row, here) -> dict:
     """The error of the run on this machine if there was one, else the recorded one."""
     if here is not None:
-        return {"error": here[0], "tolerance": here[1], "check": device.mode()}
+        largest = min(here[0], sys.float_info.max)  # JSON has no infinity
+        return {"error": largest, "tolerance": here[1], "check": device.mode()}
     if row is None or row.error is None:
         return {"error": None, "tolerance": None, "check": None}
     return {"error": row.error, "tolerance": row.tolerance, "check": row.source}

@@ -167,6 +167,7 @@ def test_activations_that_overflow_are_wrong(layer_of, gpt2):
     code, out, _ = layer_of(gpt2, "--dtype", "float16", "--plan", "reference")
     result = json.loads(out)
     assert code == 1 and result["total"]["error"] > result["total"]["tolerance"]
+    assert "Infinity" not in out and "NaN" not in out  # which strict readers of JSON refuse
 
 
 # ---- Sizes
