@@ -50,6 +50,7 @@ def plan_rows(config: str, step: Step, plan: str) -> list[measure.Row]:
                 share=bound / time_us,
                 error=0.002 + 0.001 * index,
                 tolerance=0.015,
+                **layer.Layer.random(config, BF16).tile(cost.part, step),
                 **_sizes(config, step),
                 **FROM,
             )
