@@ -80,7 +80,8 @@ def plan_rows(config: str, step: Step, plan: str) -> list[measure.Row]:
 def tile_rows(config: str, stage: str, step: Step) -> list[measure.Row]:
     """PyTorch's row and a grid of tiles whose speed rises with their area; too much shared memory is refused."""
     batch, M, N, K = product("values" if "+" in stage else stage, CONFIGS[config], step)
-    flops, n_bytes = 2 * batch * M * N * K, 2 * batch * (M * K + K * N + M * N)
+    cost = layer.Layer.random(config, BF16).part_cost(layer.Part(tuple(stage.split("+")), "triton"), step)
+    flops, n_bytes = cost.flops, cost.bytes
     bound = _bound_us(flops, n_bytes)
     same = {
         "sweep": "tiles",
