@@ -9,6 +9,7 @@ The choice must be made before `numba.cuda` and `triton` are first imported, bec
 variable at that moment and then keep to it. `decide()` makes it; `gpukern/__init__.py` calls it first of all.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -22,6 +23,7 @@ _SWITCH = "GPUKERN_DEVICE"
 # What NUMBA_ENABLE_CUDASIM and TRITON_INTERPRET accept as "on".
 _ON = {"1", "true", "on", "yes"}
 _mode = ""  # as `decide` chose it
+_card = "H200"  # the simulated card; `using` changes it
 
 
 class DeviceError(RuntimeError):
@@ -213,12 +215,24 @@ def mode() -> str:
 
 
 def card(name: str | None = None) -> Card:
-    """The card called `name`, or the present one; on a machine without a card, the H200 that was recorded on."""
+    """The card called `name`, or the present one; on a machine without a card, the simulated one: an H200."""
     if name is not None:
         if name not in CARDS:
             raise DeviceError(f"no facts about a card called {name!r}; known are {', '.join(CARDS)}.")
         return CARDS[name]
-    return CARDS["H200"] if simulated() else _present_card()
+    return CARDS[_card] if simulated() else _present_card()
+
+
+@contextlib.contextmanager
+def using(name: str | None):
+    """Simulate the card called `name` inside the `with`; None leaves it as it is. Raises DeviceError if unknown."""
+    global _card
+    before = _card
+    _card = card(name).name if name is not None else before
+    try:
+        yield
+    finally:
+        _card = before
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64
 
-from gpukern.simulate.lockstep import run
+from gpukern.simulate import run
 
 
 @cuda.jit

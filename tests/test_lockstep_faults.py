@@ -5,7 +5,7 @@ import pytest
 from numba import cuda, float32, int32
 
 from gpukern.device import LimitError
-from gpukern.simulate.lockstep import FaultError, run
+from gpukern.simulate import FaultError, run
 
 N = 256
 FLOATS = np.arange(N, dtype=np.float32)

@@ -23,7 +23,7 @@ ARROWS = {
     "figures": set(),
     "lesson": set(),
     "kernels": {"op", "device"},
-    "simulate": {"device"},
+    "simulate": {"device", "inspect", "figures"},
     "inspect": {"device"},
     "layer": {"kernels", "op", "device"},
     "measure": {"op", "device", "simulate", "inspect"},

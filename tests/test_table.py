@@ -149,7 +149,7 @@ def test_the_programs_that_a_run_launches(monkeypatch, name):
     """The estimate is within a third of what the simulated GPU is asked to launch."""
     layer, step = Layer.random("tiny"), Step(2, 40, 40)
     module = importlib.import_module(
-        {"numba": "gpukern.simulate.lockstep.launch", "triton": "gpukern.simulate.triton_interpreter"}[name]
+        {"numba": "gpukern.simulate.lockstep.launch", "triton": "gpukern.simulate.interpreter"}[name]
     )
     blocks = []
     counting = SimpleNamespace(**vars(device))

@@ -1,8 +1,5 @@
 """Numba-CUDA kernels in lockstep, on a CPU: what a warp does, in a few files of Python.
 
-    report = lockstep.run(kernel, grid, block, x, out)     # or kernel[grid, block](x, out), which raises on a fault
-    report.counters["global_load_sectors"], report.faults
-
 How a launch goes, and where to read on:
 
     frontend    Numba's own compiler types the kernel, as for a card, and stops before it makes machine code
@@ -10,7 +7,7 @@ How a launch goes, and where to read on:
     lower       each block becomes one Python function (blocks, expressions, calls, operations: what becomes what)
     machine     runs the threads with the least program counter, all of them at once with NumPy (group, barriers)
     access      every load, store and atomic: in bounds? what does it cost? (memory, coalescing) is it a race? (races)
-    launch      arguments in, report out (faults); host: device arrays, streams, events, `install`
+    launch      arguments in, a report.Report out; host: device arrays, streams, events, `install`
 
 Why Numba's typed IR, and not the kernel's Python. Lowering the source would need a second compiler: its promotions
 (int32 + int32 is int64, float32 / int is float64), its refusals (a run-time shared shape, a list), its frozen globals
@@ -29,8 +26,7 @@ costs both sides, and a copy of the registers that live on. Memory grows with th
 at most, or a block) and, for arrays that are written, with eight bytes an element for the race check.
 """
 
-from gpukern.simulate.lockstep.faults import Fault, FaultError, Refused, Report
 from gpukern.simulate.lockstep.host import install
 from gpukern.simulate.lockstep.launch import run
 
-__all__ = ["Fault", "FaultError", "Refused", "Report", "install", "run"]
+__all__ = ["install", "run"]

@@ -32,7 +32,8 @@ class Access:
         element, wrong = view.locate(index)
         if wrong is not None:
             return self._only_inside(view, index, wrong, line, "reads", "load", view.flat.dtype)
-        self._count(view, element, "load", line)
+        if self.machine.checks:
+            self._note(view, index, element, "load", line)
         if view.space.shadow is not None:
             view.space.shadow.read(self, element, view, line)
         return view.flat.take(element) if type(element) is np.ndarray else view.flat[element]
@@ -43,7 +44,8 @@ class Access:
         if wrong is not None:
             self._only_inside(view, index, wrong, line, "writes", "store", None, value)
             return
-        self._count(view, element, "store", line)
+        if self.machine.checks:
+            self._note(view, index, element, "store", line)
         if view.space.shadow is not None:
             view.space.shadow.write(self, element, view, line, value)
         if type(element) is not np.ndarray and type(value) is np.ndarray:
@@ -57,7 +59,8 @@ class Access:
         if wrong is not None:
             dtype = view.flat.dtype
             return self._only_inside(view, index, wrong, line, "changes", "atomic", dtype, value, name, expected)
-        self.machine.count("atomics", line, self.warps.count)
+        if self.machine.checks:
+            self._note(view, index, element, "atomic", line)
         if view.space.shadow is not None:
             view.space.shadow.write(self, element, view, line, atomic=True)
         element, value = per_thread(element, self.n), per_thread(value, self.n)
@@ -128,7 +131,8 @@ class Access:
         m, size, dtype = self.machine, int(np.prod(shape)), np.dtype(dtype)
         if number not in m.local:
             data = np.full(m.threads * size * dtype.itemsize, POISON, np.uint8)
-            m.local[number] = Space("local", data)
+            space = m.local[number] = Space("local", data, dtype.itemsize)
+            space.ready = np.zeros(space.granules, bool) if m.checks else None
         return self._array(m.local[number], self.lanes * size, shape, dtype, name)
 
     @staticmethod
@@ -139,16 +143,57 @@ class Access:
             space, space.flat(dtype), np.int64(offset) if np.ndim(offset) == 0 else offset, shape, strides, name
         )
 
-    def _count(self, view: View, element, doing: str, line: str) -> None:
-        kind, count, warps = view.space.kind, self.machine.count, self.warps
-        if kind == "global":
-            count(f"global_{doing}_requests", line, warps.count)
-            count(f"global_{doing}_sectors", line, warps.sectors(element, view.flat.itemsize, view.space.address))
-        elif kind == "shared":
-            waves, conflicts = warps.wavefronts(element, view.flat.itemsize)
-            count(f"shared_{doing}_requests", line, warps.count)
-            count(f"shared_{doing}_wavefronts", line, waves)
-            count(f"shared_{doing}_bank_conflicts", line, conflicts)
+    def _note(self, view: View, index: tuple, element, doing: str, line: str) -> None:
+        """Count an access, mark what it touches, and keep it if it belongs to the traced block."""
+        space, m, warps, size = view.space, self.machine, self.warps, view.flat.itemsize
+        if doing == "atomic":
+            m.count("atomics", line, warps.count)
+        elif space.kind == "global":
+            m.count(f"global_{doing}_requests", line, warps.count)
+            m.count(f"global_{doing}_sectors", line, warps.sectors(element, size, space.address))
+        elif space.kind == "shared":
+            waves, conflicts = warps.wavefronts(element, size)
+            m.count(f"shared_{doing}_requests", line, warps.count)
+            m.count(f"shared_{doing}_wavefronts", line, waves)
+            m.count(f"shared_{doing}_bank_conflicts", line, conflicts)
+        if space.loaded is not None and doing != "store":
+            for place in space.places(element, size):
+                space.loaded[place] = True
+        if space.ready is not None:
+            for place in space.places(element, size):
+                if doing != "store" and not space.ready[place].all():
+                    self._uninitialised(view, space.ready[place], element, line)
+                if doing != "load":
+                    space.ready[place] = True
+        if space.inputs and doing != "load":
+            self._protect(view, index, element, line)
+        if m.trace_lanes is not None:
+            m.keep_access(self, view, index, element, doing, line)
+
+    def _uninitialised(self, view: View, ready, element, line: str) -> None:
+        wrong = np.flatnonzero(~per_thread(ready, self.n))
+        byte = int(per_thread(element, self.n)[wrong[0]]) * view.flat.itemsize
+        array, at = self.machine.name_of(view.space, byte, view, int(wrong[0]))
+        me = self.machine.who(int(self.global_threads[wrong[0]]))
+        if view.space.kind == "local":
+            whose, advice = "this thread has", "A local array starts with anything in it: write it first."
+        else:
+            whose = "nobody has"
+            advice = "Memory from cuda.device_array (or torch.empty) starts with anything in it: fill it first."
+        what = f"{me} reads {array}[{', '.join(map(str, at))}] ({line}), which {whose} written. {advice}"
+        self.machine.report.add("uninitialised", what, line, [me], array, at, len(wrong))
+
+    def _protect(self, view: View, index: tuple, element, line: str) -> None:
+        """A fault if an input is written."""
+        byte = per_thread(element, self.n) * view.flat.itemsize
+        for first, last, name in view.space.inputs:
+            wrong = np.flatnonzero((byte >= first) & (byte < last))
+            if len(wrong):
+                at = tuple(int(per_thread(i, self.n)[wrong[0]]) for i in index)
+                me = self.machine.who(int(self.global_threads[wrong[0]]))
+                what = f"{me} writes {view.name}[{', '.join(map(str, at))}] ({line}), which lies in the input {name}. "
+                advice = "Whoever launched the kernel still needs it: write to an output."
+                self.machine.report.add("input_written", what + advice, line, [me], view.name, at, len(wrong))
 
     def _only_inside(self, view, index, wrong, line, doing, what, dtype, value=None, name=None, expected=None):
         """Report the threads that are out of bounds, and do the access for the others; those read poison."""

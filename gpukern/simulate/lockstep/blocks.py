@@ -4,9 +4,9 @@ from numba.cuda import types
 from numba.cuda.core import ir
 
 from gpukern.simulate.lockstep.expressions import Expressions, tight
-from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.operations import dtype_of, is_known, is_value
 from gpukern.simulate.lockstep.program import Block, Move, Scope
+from gpukern.simulate.report import Refused
 
 
 class BlockLowering(Expressions):

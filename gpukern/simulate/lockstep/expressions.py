@@ -7,9 +7,10 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 from numba.cuda.core import ir
+from numba.cuda.types.ext_types import Bfloat16
 
 from gpukern.simulate.lockstep import calls
-from gpukern.simulate.lockstep.operations import FUNCTIONS, NAMESPACE, NUMBERS, OPERATORS, dtype_of, is_value
+from gpukern.simulate.lockstep.operations import FLOPS, FUNCTIONS, NAMESPACE, NUMBERS, OPERATORS, dtype_of, is_value
 
 _SPECIALS = {cuda.threadIdx: "t", cuda.blockIdx: "b", cuda.blockDim: "bd", cuda.gridDim: "gd"}
 
@@ -59,6 +60,8 @@ class Expressions:
         else:
             operands = [self.operand(v, t) for v, t in zip(operands, signature.args, strict=True)]
         source = template.format(*(tight(o) for o in operands))
+        if isinstance(signature.return_type, types.Float | Bfloat16) and function in FLOPS:
+            self.code.flops[self.pc][self.line] += FLOPS[function]
         # Where NumPy's result has another type than Numba's (float32 ** int64), one more cast.
         samples = [np.ones(1, dtype_of(t)) for t in signature.args]
         names = {f"x{n}": s for n, s in enumerate(samples)}

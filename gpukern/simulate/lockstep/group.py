@@ -63,7 +63,8 @@ class Group(Access, WarpFunctions):
     def branch(self, condition, yes: int, no: int, line: str):
         """All the same way, or parted in two."""
         m = self.machine
-        m.count("branches", line, self.warps.count)
+        if m.checks:
+            m.count("branches", line, self.warps.count)
         if condition.ndim == 0:
             return yes if condition else no
         agree = np.count_nonzero(condition)
@@ -71,8 +72,9 @@ class Group(Access, WarpFunctions):
             return yes
         if agree == 0:
             return no
-        taken = np.add.reduceat(condition, self.warps.starts, dtype=np.int64)
-        m.count("divergent_branches", line, np.count_nonzero((taken > 0) & (taken < self.warps.sizes)))
+        if m.checks:
+            taken = np.add.reduceat(condition, self.warps.starts, dtype=np.int64)
+            m.count("divergent_branches", line, np.count_nonzero((taken > 0) & (taken < self.warps.sizes)))
         m.wait(yes, self.part(np.flatnonzero(condition), m.live[yes]))
         m.wait(no, self.part(np.flatnonzero(~condition), m.live[no]))
         return None
@@ -80,7 +82,8 @@ class Group(Access, WarpFunctions):
     def barrier(self, pc: int, kind: str, line: str, predicate=None, result: str | None = None):
         """Wait for the block (or, kind "grid", for all blocks)."""
         m = self.machine
-        m.count("barriers", line, self.warps.count)
+        if m.checks:
+            m.count("barriers", line, self.warps.count)
         m.parked.append((pc, kind, line, self, predicate, result))
         return m.release_all() if self.n == m.threads else None
 

@@ -11,8 +11,10 @@ from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.typing.typeof import Purpose, typeof
 
 from gpukern import device
+from gpukern.simulate.lockstep.arguments import host_array
 from gpukern.simulate.lockstep.frontend import compile_device, typed_kernel
-from gpukern.simulate.lockstep.launch import Launch, host_array
+from gpukern.simulate.lockstep.launch import Launch
+from gpukern.simulate.lockstep.memory import fresh, mark_written
 
 
 class DeviceArray:
@@ -45,6 +47,7 @@ class DeviceArray:
         if source.shape != self.shape:
             raise ValueError(f"cannot copy an array of shape {source.shape} into one of shape {self.shape}")
         self.host[...] = source
+        mark_written(self.host)
 
     def reshape(self, *shape, order: str = "C") -> "DeviceArray":
         return DeviceArray(self.host.reshape(*shape, order=order))
@@ -70,6 +73,7 @@ class DeviceArray:
 
     def __setitem__(self, index, value) -> None:
         self.host[index] = value.host if isinstance(value, DeviceArray) else value
+        mark_written(self.host, index)
 
     def __len__(self) -> int:
         return len(self.host)
@@ -147,9 +151,7 @@ def to_device(obj, stream=0, copy: bool = True, to: DeviceArray | None = None) -
 
 def device_array(shape, dtype=np.float64, strides=None, order: str = "C", stream=0) -> DeviceArray:
     """An array whose elements nobody has written: NaN, or a negative number."""
-    data = np.empty(shape, dtype, order)
-    data.reshape(-1, order="A").view(np.uint8)[:] = 0xFF
-    return DeviceArray(data)
+    return DeviceArray(fresh(np.empty(shape, dtype, order)))
 
 
 def device_array_like(ary, stream=0) -> DeviceArray:

@@ -1,46 +1,59 @@
 """Launching: arguments become arrays in global memory, the kernel is lowered for their types, the machine runs it."""
 
-import ctypes
+import functools
 import math
 
-import ml_dtypes
-import numpy as np
-import torch
 from numba.cuda import types
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.errors import normalize_kernel_dimensions
 from numba.cuda.typing.typeof import Purpose, typeof
 
-from gpukern import device
-from gpukern.simulate.lockstep import races
-from gpukern.simulate.lockstep.faults import FaultError, Refused, Report
+from gpukern import device, inspect
+from gpukern.simulate.lockstep.arguments import Arguments, as_argument
 from gpukern.simulate.lockstep.frontend import typed_kernel
 from gpukern.simulate.lockstep.lower import Code
 from gpukern.simulate.lockstep.machine import Machine
-from gpukern.simulate.lockstep.memory import Space, View
-from gpukern.simulate.lockstep.operations import dtype_of
-
-# The report of the last launch of this process, normal or by run().
-last: Report | None = None
+from gpukern.simulate.report import FaultError, Report, keep
 
 
-def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bool = True) -> Report:
-    """Run `kernel` on the simulated GPU and return what was counted and found.
-
-    kernel   a function decorated with `@cuda.jit`
-    grid     blocks in x, y, z, or their number in x; block: threads in x, y, z, or their number in x
-    args     NumPy arrays, torch tensors on the CPU, arrays from `cuda.to_device`, numbers, tuples of these
-    shared   bytes of dynamic shared memory a block
-    collect  keep faults in the report; if False, raise FaultError when there are any
-
-    Raises Numba's TypingError where the compiler would, LimitError for a launch that the card does not take, and
-    Refused, with the line and what to do, for a construct that the simulated GPU does not know.
-    """
-    global last
-    grid, block = normalize_kernel_dimensions(grid, block)
-    args = [_as_argument(a) for a in args]
-    code = lowered(kernel, tuple(typeof(a, Purpose.argument) for a in args))
+def run(
+    kernel: CUDADispatcher,
+    grid,
+    block,
+    args: tuple,
+    shared: int = 0,
+    inputs: tuple = (),
+    outputs: tuple = (),
+    trace: int | None = None,
+    checks: bool = True,
+) -> Report:
+    """Run `kernel` and return what was counted and found: the Numba half of `simulate.run`, which says what is what."""
+    try:
+        grid, block = normalize_kernel_dimensions(grid, block)
+    except ValueError as error:  # a zero or negative size
+        raise device.LimitError(str(error)) from None
+    args = [as_argument(a) for a in args]
+    argument_types = tuple(typeof(a, Purpose.argument) for a in args)
+    code = lowered(kernel, argument_types)
+    unknown = [name for name in (*inputs, *outputs) if name not in code.arguments]
+    if unknown:
+        raise ValueError(f"{code.name} has no argument {unknown[0]!r}; it has {', '.join(code.arguments)}.")
     shared_bytes = code.dynamic + shared if shared else code.shared_static
+    card = device.card()
+    report = Report(code.name, "numba", card, grid, block, shared_bytes)
+    report.compile = functools.cache(lambda: inspect.compiled(kernel, argument_types, card.name))
+    report.files = code.files
+    keep(report)
+    _check(code, grid, block, shared_bytes)
+    machine = Machine(code, grid, block, report, shared_bytes, code.grid_sync, trace, checks)
+    arguments = Arguments(code, machine, args, inputs, outputs)
+    machine.run(arguments.registers)
+    arguments.settle()
+    return report.finish()
+
+
+def _check(code: Code, grid: tuple, block: tuple, shared_bytes: int) -> None:
+    """Raise LimitError for a launch that the card, or Numba on it, does not take."""
     device.check_launch(grid, block, shared_bytes)
     most = device.card().shared_static
     if shared_bytes > most:  # the card may have more, but numba-cuda has no way to ask for it
@@ -50,13 +63,6 @@ def run(kernel: CUDADispatcher, grid, block, *args, shared: int = 0, collect: bo
         )
     if code.grid_sync:
         _check_cooperative(code, grid, block)
-    report = last = Report()
-    machine = Machine(code, grid, block, report, shared_bytes, code.grid_sync)
-    machine.run(_registers(code, machine, args))
-    report.finish()
-    if report.errors and not collect:
-        raise FaultError(report)
-    return report
 
 
 def _check_cooperative(code: Code, grid: tuple, block: tuple) -> None:
@@ -79,7 +85,9 @@ class Launch:
         self.griddim, self.blockdim = normalize_kernel_dimensions(griddim, blockdim)
 
     def __call__(self, *args) -> None:
-        run(self.dispatcher, self.griddim, self.blockdim, *args, shared=self.sharedmem, collect=False)
+        report = run(self.dispatcher, self.griddim, self.blockdim, args, shared=self.sharedmem)
+        if report.errors:
+            raise FaultError(report)
 
 
 def lowered(kernel: CUDADispatcher, argument_types: tuple) -> Code:
@@ -87,9 +95,10 @@ def lowered(kernel: CUDADispatcher, argument_types: tuple) -> Code:
     known = kernel.__dict__.setdefault("_lockstep", {})
     if not kernel._can_compile:  # compiled for given signatures only
         argument_types = _declared(kernel, argument_types)
-    if argument_types not in known:
-        known[argument_types] = Code(typed_kernel(kernel, argument_types))
-    return known[argument_types]
+    key = argument_types, device.card().compute_capability
+    if key not in known:
+        known[key] = Code(typed_kernel(kernel, argument_types))
+    return known[key]
 
 
 def _declared(kernel, given: tuple) -> tuple:
@@ -109,98 +118,3 @@ def _accepts(want, got) -> bool:
         same = isinstance(got, types.Array) and (want.dtype, want.ndim) == (got.dtype, got.ndim)
         return same and want.layout in ("A", got.layout)
     return isinstance(want, types.Number | types.Boolean) and isinstance(got, types.Number | types.Boolean)
-
-
-def _as_argument(value):
-    """What is typed and bound: tensors become NumPy arrays over the same memory."""
-    if isinstance(value, torch.Tensor):
-        return host_array(value)
-    if isinstance(value, tuple):
-        return tuple(_as_argument(v) for v in value)
-    return value
-
-
-def host_array(array) -> np.ndarray:
-    """The NumPy array over the memory of a tensor on the CPU, or of an array of the simulated card."""
-    if isinstance(array, torch.Tensor):
-        if array.dtype == torch.bfloat16:  # NumPy has no bfloat16: pass the bits, name the type of ml_dtypes
-            return array.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return array.detach().numpy()
-    return array if isinstance(array, np.ndarray) else array.host
-
-
-def _registers(code: Code, machine: Machine, args: list) -> dict:
-    """The registers that the kernel starts with: its arguments."""
-    named = list(zip(code.arguments, code.argument_types, args, strict=True))
-    spaces = _global_memory(code, machine, named)
-
-    def value(type_, arg, name):
-        if isinstance(type_, types.Array):
-            array = host_array(arg)
-            space = spaces[id(arg)]
-            size = array.itemsize
-            offset = array.ctypes.data - space.here
-            if offset % size or any(s % size for s in array.strides):
-                raise Refused(f"array {name}, whose elements do not lie at multiples of their size", code.name)
-            shape = tuple(np.int64(n) for n in array.shape)
-            strides = tuple(np.int64(s // size) for s in array.strides)
-            return View(space, space.flat(array.dtype), np.int64(offset // size), shape, strides, name)
-        if isinstance(type_, types.BaseTuple):
-            return tuple(value(t, a, f"{name}[{n}]") for n, (t, a) in enumerate(zip(type_, arg, strict=True)))
-        if isinstance(type_, types.NoneType | types.Omitted):
-            return None
-        try:
-            return dtype_of(type_).type(arg)
-        except NotImplementedError:
-            raise Refused(f"an argument of type {type_} ({name})", code.name) from None
-
-    return {code.register("arg." + name): value(type_, arg, name) for name, type_, arg in named}
-
-
-def _global_memory(code: Code, machine: Machine, named: list) -> dict:
-    """A Space for every array among the arguments, by id; arrays that overlap in memory share one."""
-    spans = []
-
-    def collect(name, arg):
-        if isinstance(arg, tuple):
-            for part in arg:
-                collect(name, part)
-        elif isinstance(arg, np.ndarray) or hasattr(arg, "host"):
-            low, high = np.lib.array_utils.byte_bounds(host_array(arg))
-            spans.append((low, high if host_array(arg).size else low, name, arg))
-
-    for name, _, arg in named:
-        collect(name, arg)
-    spans.sort(key=lambda span: span[:2])
-    regions, end = [], -1
-    for span in spans:
-        if span[0] >= end:
-            regions.append([])
-        regions[-1].append(span)
-        end = max(end, span[1])
-    spaces = {}
-    machine.shadows = []
-    for region in regions:
-        low, high = region[0][0], max(span[1] for span in region)
-        memory = (
-            np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8)
-            if high > low
-            else np.empty(0, np.uint8)
-        )
-        granule = min(host_array(span[3]).itemsize for span in region)
-        space = Space("global", memory, granule, address=low - _owner(host_array(region[0][3])), here=low)
-        if any(span[2] in code.stored for span in region):
-            space.shadow = races.Shadow(machine, space)
-            machine.shadows.append(space.shadow)
-        for span in region:
-            spaces[id(span[3])] = space
-    return spaces
-
-
-def _owner(array: np.ndarray) -> int:
-    """The first byte of the allocation that an array lies in; a card aligns that, so sectors are counted from it."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    if isinstance(array.base, torch.Tensor):
-        return array.base.untyped_storage().data_ptr()
-    return array.ctypes.data if array.size else np.lib.array_utils.byte_bounds(array)[0]

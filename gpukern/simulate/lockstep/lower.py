@@ -12,6 +12,7 @@ The source is kept (`Code.source`), for whoever wants to see what a warp execute
 
 import keyword
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Code:
     source          of them all
     shared_static   bytes of the static shared arrays; dynamic ones begin after them
     shared_granule  bytes of the smallest element in shared memory
+    flops           for each block, {line: floating-point operations of a thread}: + - * / count one, fma two
+    files           {"file.py": where it lies}
     grid_sync       does the whole grid meet, so that all blocks must be in flight?
     stored, loaded  names of the kernel's arguments through which it may write, and may read
     """
@@ -41,9 +44,11 @@ class Code:
         self.grid_sync = any(b.end[0] == "barrier" and b.end[2] == "grid" for b in blocks)
         self.fences = False  # does it call threadfence?
         self.local_arrays, self.shared_arrays = 0, {}
+        self.flops = [Counter() for _ in blocks]
         self.constants, self._registers, self._taken = {}, {}, {"g", "r", "pair"} | set(NAMESPACE)
         lowered = [BlockLowering(self, pc, block) for pc, block in enumerate(blocks)]
         self.live = live_registers(blocks, [b.uses for b in lowered], [b.defines for b in lowered])
+        self.files = {b.scope.line(b.loc).rpartition(":")[0]: b.loc.filename for b in blocks}
         self.line_of_block = [b.scope.line(b.loc) for b in blocks]
         self.source = "\n\n".join(b.source(set().union(*(self.live[s] for s in b.block.successors))) for b in lowered)
         namespace = dict(NAMESPACE) | self.constants

@@ -11,13 +11,14 @@ import numpy as np
 
 from gpukern.simulate.lockstep import races
 from gpukern.simulate.lockstep.barriers import Barriers
-from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.group import Group, join
-from gpukern.simulate.lockstep.memory import POISON, Space, equal, take
+from gpukern.simulate.lockstep.memory import POISON, Space, equal, per_thread, take
+from gpukern.simulate.report import Access, Refused
 
 # Threads that run at once. Enough to make NumPy's cost per call small, few enough to stay in the processor's cache.
 IN_FLIGHT = 1 << 15
 _SHARED_IN_FLIGHT = 1 << 25  # bytes
+MOST_TRACED = 4096  # accesses kept for the figures
 # Steps (a block, run by a group) before others get a look in, and steps after which a kernel is taken to hang.
 _TURN, _MOST_STEPS = 200, 2_000_000
 
@@ -29,11 +30,16 @@ class _Stopped(Exception):
 class Machine(Barriers):
     """Runs a program for `blocks` consecutive blocks of the grid at a time, all their threads in flight together."""
 
-    def __init__(self, code, grid: tuple, block: tuple, report, shared_bytes: int, whole_grid: bool):
-        """code: a lower.Code. whole_grid: the kernel synchronises the grid, so all its blocks must be in flight."""
+    def __init__(self, code, grid, block, report, shared_bytes: int, whole_grid: bool, trace=None, checks=True):
+        """code: a lower.Code. whole_grid: the kernel synchronises the grid, so all its blocks must be in flight.
+
+        trace: the block whose accesses the report keeps. checks: count, and look for races?
+        """
         self.code = code
         self.report = report
         self.lines = report.lines
+        self.traced, self.checks = trace, checks
+        self.ran = [[0, 0] for _ in code.blocks]  # for each block of code: warps, and threads, that ran it
         self.grid, self.block = grid, block
         self.block_size = math.prod(block)
         self.grid_size = math.prod(grid)
@@ -46,7 +52,7 @@ class Machine(Barriers):
         self.fenced = np.zeros(self.grid_size * self.block_size, np.int64) if code.fences else None
         self.clock = 1
         self.changes = self.tries = 0  # stores and atomics that changed memory, and atomics that did not
-        self.shadows = []
+        self.shadows, self.spaces = [], []
         self.shared, self.constants = None, {}
         self._lines, self._line_ids = [""], {}
         if self.grid_size * self.block_size >= races.MOST_THREADS:
@@ -63,13 +69,33 @@ class Machine(Barriers):
                 try:
                     self._run()
                 except _Stopped:
-                    return
+                    break
                 for shadow in self.shadows:
                     shadow.settle(keep=shadow.space.kind == "global")
+        if self.checks:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Count what is known only at the end."""
+        for pc, (warps, threads) in enumerate(self.ran):
+            if warps:
+                self.count("steps", self.code.line_of_block[pc], warps)
+                self.count("active_lanes", self.code.line_of_block[pc], threads)
+                for line, n in self.code.flops[pc].items():
+                    self.count("flops", line, n * threads)
+        for space in self.spaces:
+            first = self.code.line_of_block[0]
+            self.count("global_load_unique_bytes", first, np.count_nonzero(space.loaded) * space.granule)
+            if space.shadow is not None:
+                stored = np.count_nonzero(space.shadow.writes) * space.granule
+                self.count("global_store_unique_bytes", first, stored)
 
     def _start(self, first: int, blocks: int) -> None:
         self.blocks, self.threads = blocks, blocks * self.block_size
         self.first_thread = first * self.block_size
+        self.trace_lanes = None
+        if self.traced is not None and first <= self.traced < first + blocks:
+            self.trace_lanes = np.array([0, self.block_size]) + (self.traced - first) * self.block_size
         lanes = np.arange(self.threads)
         self.block_of = lanes // self.block_size
         thread = lanes % self.block_size
@@ -90,10 +116,12 @@ class Machine(Barriers):
             if self.shared is None or len(self.shared.data) != size:
                 self.shadows = [s for s in self.shadows if s.space is not self.shared]
                 self.shared = Space("shared", np.empty(size, np.uint8), self.code.shared_granule)
-                self.shared.shadow = races.Shadow(self, self.shared)
-                self.shadows.append(self.shared.shadow)
+                if self.checks:
+                    self.shared.shadow = races.Shadow(self, self.shared)
+                    self.shadows.append(self.shared.shadow)
             self.shared.data[:] = POISON
-            self.shared.shadow.restart()
+            if self.checks:
+                self.shared.shadow.restart()
         self.local = {}
 
     def _coordinates(self, thread: np.ndarray, block: np.ndarray) -> dict:
@@ -133,6 +161,10 @@ class Machine(Barriers):
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
             size, turn_ends = len(self.waiting), steps + _TURN
             while pc is not None and pc < others and len(self.waiting) == size and steps < turn_ends:
+                if self.checks:
+                    ran = self.ran[pc]
+                    ran[0] += group.warps.count
+                    ran[1] += group.n
                 pc = blocks[pc](group)
                 steps += 1
             if pc is None:
@@ -173,6 +205,30 @@ class Machine(Barriers):
     def count(self, name: str, line: str, n: int) -> None:
         """Count n more of `name` for a line of the source."""
         self.lines[name, line] += n
+
+    def keep_access(self, group: Group, view, index: tuple, element, doing: str, line: str) -> None:
+        """Keep an access for the figures, if threads of the traced block take part."""
+        a, b = np.searchsorted(group.lanes, self.trace_lanes)
+        trace = self.report.trace
+        if a == b or len(trace) == MOST_TRACED:
+            return
+        some = np.arange(a, b)
+
+        def of_those(value) -> np.ndarray:
+            return per_thread(value, group.n)[some].copy()
+
+        shape = tuple(int(of_those(n)[0]) for n in view.shape)
+        index = tuple(
+            of_those(i if not isinstance(i, int) or i >= 0 else n + i) for i, n in zip(index, shape, strict=True)
+        )
+        address = of_those(element) * view.flat.itemsize
+        if view.space.kind == "shared":
+            address -= self.block_of[group.lanes[a]] * self.shared_bytes
+        elif view.space.kind == "global":
+            address += view.space.address
+        threads = group.lanes[some] - self.trace_lanes[0]
+        step, size = len(trace), view.flat.itemsize
+        trace.append(Access(step, line, view.space.kind, doing, view.name, shape, size, threads, index, address))
 
     def tick(self) -> None:
         self.clock += 1

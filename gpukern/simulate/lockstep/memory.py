@@ -6,6 +6,7 @@ The arithmetic does not care which. An array is a View, whose offset, too, is un
 """
 
 import math
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,11 @@ class Space:
         self.data = data  # bytes
         self.granule = granule
         self.address, self.here = address, here
+        self.granules = -(-len(data) // granule)
         self.shadow = None  # a races.Shadow where races are possible
+        self.loaded = None  # [granules] was it ever loaded?
+        self.ready = None  # [granules] was it ever written? None: all of it was, before the launch
+        self.inputs = []  # (first byte, byte after the last, name) of arrays that must not be written
         self._flat = {}
 
     def flat(self, dtype: np.dtype) -> np.ndarray:
@@ -36,6 +41,66 @@ class Space:
             usable = len(self.data) // dtype.itemsize * dtype.itemsize
             self._flat[dtype] = self.data[:usable].view(dtype)
         return self._flat[dtype]
+
+    def places(self, element, itemsize: int) -> tuple:
+        """The granules of an element: one, or several where arrays of smaller elements share the memory."""
+        many = itemsize // self.granule
+        return (element,) if many == 1 else tuple(element * many + n for n in range(many))
+
+    def elements(self, table: np.ndarray, array: np.ndarray) -> np.ndarray:
+        """The entries of a table of granules that belong to an array in this space: [*array.shape, granules each]."""
+        first = (array.ctypes.data - self.here) // self.granule
+        strides = (*(s // self.granule for s in array.strides), 1)
+        shape = (*array.shape, array.itemsize // self.granule)
+        return np.lib.stride_tricks.as_strided(table[first:], shape, tuple(s * table.itemsize for s in strides))
+
+
+# Arrays on the card that nobody has filled: address of the allocation -> for each byte, was it written?
+_written = {}
+
+
+def base(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory of `array`."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def fresh(array: np.ndarray) -> np.ndarray:
+    """Fill a new array with poison, and remember that nobody has written it."""
+    data = base(array)
+    data.reshape(-1, order="A").view(np.uint8)[:] = POISON
+    if data.nbytes:
+        _written[data.ctypes.data] = np.zeros(data.nbytes, bool)
+        weakref.finalize(data, _written.pop, data.ctypes.data, None)
+    return array
+
+
+def ready(array: np.ndarray, space: Space):
+    """Which granules of the space, in which `array` lies, were written. None: all, as far as we know."""
+    known = _written.get(base(array).ctypes.data)
+    if known is None or known.all():
+        return None
+    first = space.here - base(array).ctypes.data
+    part = known[first : first + space.granules * space.granule]
+    return part.reshape(space.granules, space.granule).all(1)
+
+
+def mark_written(array: np.ndarray, index=...) -> None:
+    """Remember that array[index] was written by the host."""
+    known = _written.get(base(array).ctypes.data)
+    if known is not None:
+        first = array.ctypes.data - base(array).ctypes.data
+        as_bytes = np.lib.stride_tricks.as_strided(known[first:], (*array.shape, array.itemsize), (*array.strides, 1))
+        as_bytes[index] = True
+
+
+def keep_ready(array: np.ndarray, space: Space) -> None:
+    """Remember what a launch wrote in the space of `array`."""
+    known = _written.get(base(array).ctypes.data)
+    if known is not None:
+        first = space.here - base(array).ctypes.data
+        known[first : first + space.granules * space.granule] |= np.repeat(space.ready, space.granule)
 
 
 @dataclass(slots=True)

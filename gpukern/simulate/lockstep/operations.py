@@ -115,6 +115,9 @@ FUNCTIONS |= {
     if hasattr(module, name)
 }
 
+# Floating-point operations as a profiler counts them: a fused multiply-add is two, functions of mathematics none.
+FLOPS = {getattr(operator, i + name): 1 for i in ("", "i") for name in ("add", "sub", "mul", "truediv")}
+FLOPS |= {cuda.fma: 2}
 
 # The Numba types of numbers; literals are meant, too, after types.unliteral.
 NUMBERS = (types.Number, types.Boolean, Bfloat16)

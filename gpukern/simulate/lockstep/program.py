@@ -16,8 +16,8 @@ from numba.cuda import types
 from numba.cuda.core import ir
 from numba.cuda.types.ext_types import GridGroup
 
-from gpukern.simulate.lockstep.faults import Refused
 from gpukern.simulate.lockstep.frontend import Typed
+from gpukern.simulate.report import Refused
 
 _BARRIERS = {
     cuda.syncthreads: "sync",

@@ -36,8 +36,7 @@ class Shadow:
     def __init__(self, machine, space):
         self.machine = machine
         self.space = space
-        self.granules = -(-len(space.data) // space.granule)
-        self.writes = np.zeros(self.granules, np.int64)
+        self.writes = np.zeros(space.granules, np.int64)
         self.reads = None
         self.notes, self.noted = [], 0
         self.dirty = False  # written since the first note?
@@ -49,7 +48,7 @@ class Shadow:
 
     def read(self, group, element, view, line: str) -> None:
         """Threads of `group` read `element` of `view.flat`. Reports reads of what was never written, and races."""
-        for place in self._places(element, view):
+        for place in self.space.places(element, view.flat.itemsize):
             entry = self.writes.take(place)
             if self.space.kind == "shared" and not entry.all():
                 self._never_written(group, entry, element, view, line)
@@ -61,7 +60,7 @@ class Shadow:
 
     def write(self, group, element, view, line: str, value=None, atomic: bool = False) -> None:
         """Threads of `group` write `element`. Call it before the memory changes. value: what they write."""
-        for place in self._places(per_thread(element, group.n), view):
+        for place in self.space.places(per_thread(element, group.n), view.flat.itemsize):
             entry = self.writes.take(place)
             there = None if value is None else view.flat.take(element)
             self._check(group, entry, place, view, line, "writes", "wrote", (value, there), atomic)
@@ -85,13 +84,6 @@ class Shadow:
             for group, place, _, line in self.notes:
                 self._fold(group, per_thread(place, group.n), line)
         self.notes, self.noted, self.dirty = [], 0, False
-
-    def _places(self, element, view):
-        """The granules of an element: one, or several if arrays of smaller elements share the memory."""
-        many = view.flat.itemsize // self.space.granule
-        if many == 1:
-            return (element,)
-        return tuple(element * many + n for n in range(many))
 
     def _check(self, group, entry, place, view, line, doing, other, values=(None, None), atomic=False):
         """Report the threads of `group` that are not ordered with the accesses in `entry` at their places.
@@ -162,7 +154,7 @@ class Shadow:
     def _fold(self, group, place, line) -> None:
         """Enter reads into their table: the last reader of a place, whether there are several, how far apart."""
         if self.reads is None:
-            self.reads = np.zeros(self.granules, np.int64)
+            self.reads = np.zeros(self.space.granules, np.int64)
         me = group.global_threads
         mine = np.broadcast_to(self.machine.stamp(group, line), group.n)
         old = self.reads[place]
