@@ -149,10 +149,11 @@ class Access:
         if doing == "atomic":
             m.count("atomics", line, warps.count)
         elif space.kind == "global":
-            m.count(f"global_{doing}_requests", line, warps.count)
-            m.count(f"global_{doing}_sectors", line, warps.sectors(element, size, space.address))
+            times = 2 if doing == "store" and view.flat.dtype.kind == "c" else 1  # Numba stores the parts one by one
+            m.count(f"global_{doing}_requests", line, times * warps.count)
+            m.count(f"global_{doing}_sectors", line, times * warps.sectors(element, size, space.address))
         elif space.kind == "shared":
-            waves, conflicts = warps.wavefronts(element, size)
+            waves, conflicts = warps.wavefronts(element, size, doing == "load")
             m.count(f"shared_{doing}_requests", line, warps.count)
             m.count(f"shared_{doing}_wavefronts", line, waves)
             m.count(f"shared_{doing}_bank_conflicts", line, conflicts)

@@ -35,17 +35,19 @@ class Warps:
         sector, warp = sector[order], self.of[order]
         return int(np.count_nonzero((sector[1:] != sector[:-1]) | (warp[1:] != warp[:-1]))) + 1
 
-    def wavefronts(self, element, itemsize: int) -> tuple:
+    def wavefronts(self, element, itemsize: int, loads: bool) -> tuple:
         """Wavefronts and bank conflicts of an access to shared memory. element: the number of each thread's element.
 
         In one wavefront every bank delivers one word, to all threads that want it. Threads that want another word of
-        a bank go again: a conflict. With elements of 8 bytes, half a warp goes at a time, over pairs of banks.
+        a bank go again: a conflict. With elements of 8 bytes, over pairs of banks, half a warp goes at a time; but a
+        whole warp loads at once if neighbours (lanes t and t ^ 1, or all lanes t and t ^ 2) want the same or nothing.
         """
         if type(element) is not np.ndarray:
             return self.count, 0
         if itemsize > 4:
             word, banks = element * (itemsize // 8 or 1), BANKS // 2
-            team = self.of * 2 + (self.lane >= 16)
+            halves = ~self._neighbours_agree(element)[self.of] if loads else True
+            team = self.of * 2 + ((self.lane >= 16) & halves)
         else:
             word, banks, team = element if itemsize == 4 else element * itemsize >> 2, BANKS, self.of
         slot = team * banks + (word & (banks - 1))
@@ -61,3 +63,13 @@ class Warps:
                 return waves, waves - first
             again = np.flatnonzero(~served)
             slot, word, team = slot[again], word[again], team[again]
+
+    def _neighbours_agree(self, element: np.ndarray) -> np.ndarray:
+        """For each warp: do all lanes t and t ^ 1, or all t and t ^ 2, want one element, or one of the two nothing?"""
+        wanted = np.full((self.count, 32), -1, np.int64)
+        wanted[self.of, self.lane] = element
+        agree = np.zeros(self.count, bool)
+        for apart in (1, 2):
+            other = wanted[:, np.arange(32) ^ apart]
+            agree |= ((wanted == other) | (wanted < 0) | (other < 0)).all(1)
+        return agree
