@@ -1,4 +1,4 @@
-"""Inside a compiled kernel: what the compiler gave it of the card's registers and shared memory."""
+"""What the launches of a block of code were given on a card: watched, not compiled again."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
