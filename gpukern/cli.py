@@ -1,9 +1,10 @@
-"""The command line: gpukern doctor | lab | layer | record. One small function a command; the work is done elsewhere."""
+"""The command line: gpukern doctor | lab | layer | bench | record. Small functions; the work is done elsewhere."""
 
 import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gpukern import device, doctor, record, table
+from gpukern import bench, device, doctor, record, table
 from gpukern import layer as layers
 from gpukern.op import InputError
 
@@ -67,6 +68,29 @@ def layer(
     result = table.layer_table(table.layer_named(config, weights, index, dtype), layers.plan(plan), step)
     print(json.dumps(result, indent=1)) if as_json else Console().print(table.as_rich(result))
     raise typer.Exit(0 if table.right(result) else 1)
+
+
+@app.command("bench")
+def bench_command(
+    what: Annotated[str, typer.Argument(help="simulator")],
+    only: Annotated[str, typer.Option(help='Only comparisons with this in their name, e.g. "numba".')] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Compare costs within one run, as ratios. Exits with 1 if a ratio is not what it should be."""
+    if what != "simulator":
+        raise InputError(f"there is no benchmark {what!r}; there is: simulator.")
+    results = []
+    for result in bench.simulator(only):
+        results.append(result)
+        if not as_json:
+            sign = "ok " if result.ok else "NOT"
+            said = f"{result.what:36} {result.of} / {result.against} = {result.ratio:.3g}"
+            print(f"{sign} {said:100} ({result.wanted})", flush=True)
+    if not results:
+        raise InputError(f"no comparison has {only!r} in its name.")
+    if as_json:
+        print(json.dumps([asdict(result) for result in results], indent=1))
+    raise typer.Exit(0 if all(result.ok for result in results) else 1)
 
 
 @app.command("record")

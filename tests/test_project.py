@@ -31,7 +31,7 @@ ARROWS = {
     "grade": {"op", "kernels", "layer", "measure", "simulate", "inspect", "figures"},
 }
 # The command line may import every room; what only it needs stands beside it, and no room imports these.
-COMMANDS = {"cli", "doctor", "record", "table"}
+COMMANDS = {"bench", "cli", "doctor", "record", "table"}
 DATA = {"recorded"}
 TOP_LEVEL = {
     *("README.md", "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
