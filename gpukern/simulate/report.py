@@ -56,10 +56,15 @@ SECTOR = 32  # bytes
 class Refused(NotImplementedError):
     """The simulated GPU cannot run this construct: the message names it, its line, and what to do."""
 
-    def __init__(self, construct: str, line: str):
+    def __init__(self, construct: str, line: str, language: str = "numba"):
+        other = (
+            "NUMBA_ENABLE_CUDASIM=1: Numba's own simulator"
+            if language == "numba"
+            else "TRITON_INTERPRET=1: Triton's own interpreter"
+        )
         super().__init__(
             f"{line}: the simulated GPU cannot run {construct}. Write it in another way, run the kernel on a card, or, "
-            "in a program without gpukern, under NUMBA_ENABLE_CUDASIM=1: Numba's own simulator, which checks less."
+            f"in a program without gpukern, under {other}, which checks less."
         )
 
 
@@ -140,6 +145,7 @@ class Report:
     lines: Counter = field(default_factory=Counter)
     faults: list = field(default_factory=list)
     trace: list = field(default_factory=list)
+    config: str | None = None  # what @triton.autotune took, in its words
     files: dict = field(default_factory=dict, repr=False)  # "file.py" -> where it lies, to show its lines
     compile: Callable | None = field(default=None, repr=False)  # () -> inspect.Compiled of the same kernel and types
     _known: dict = field(default_factory=dict, repr=False)

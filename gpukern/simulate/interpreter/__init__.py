@@ -1,0 +1,24 @@
+"""Triton kernels on the simulated GPU: Triton's interpreter, made right, strict and fast.
+
+From upstream come the language (`triton.language` with its types, promotions and errors) and the idea: a block is a
+NumPy array, and the programs of a grid run one after the other. The rest is here:
+
+    launch      binds arguments, runs the programs, collects the report; autotuning
+    functions   the kernel's Python, rewritten where Triton means something else by it
+    language    `tl` while a kernel runs
+    builder     the arithmetic: bfloat16, float8, tf32, conversions; what is refused
+    libdevice   CUDA's library of mathematics
+    reductions  tl.reduce and tl.associative_scan
+    memory      loads, stores and atomics, each held against the extent of its tensor, counted and traced
+    races       two programs at one place
+
+Requests count programs: one for each tl.load or tl.store of a program that has a lane whose mask is on. Sectors are the
+distinct 32 bytes that it touches. Floating-point operations: one an element for + - * /, two for tl.fma, 2 M N K for
+tl.dot, n - 1 for the sum of n. `steps`, lanes and branches are not counted: a program's threads are the compiler's.
+
+Shared memory is the compiler's too: `report.compiled.shared` says how much it takes.
+"""
+
+from gpukern.simulate.interpreter.launch import install, run
+
+__all__ = ["install", "run"]

@@ -1,0 +1,330 @@
+"""Launching a Triton kernel on the simulated GPU: its arguments are bound, its programs run one after the other."""
+
+import functools
+import inspect as python
+import operator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime import autotuner, interpreter, jit
+from triton.runtime.errors import InterpreterError
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from gpukern import device
+from gpukern.simulate import report as reports
+from gpukern.simulate.interpreter import functions, language
+from gpukern.simulate.interpreter.builder import Handle, builder, np_dtype
+from gpukern.simulate.interpreter.memory import Memory
+from gpukern.simulate.interpreter.races import Order
+from gpukern.simulate.report import FaultError, Refused, Report
+
+_COMPILER_OPTIONS = {field.name for field in fields(CUDAOptions)} | {"stream", "launch_cooperative_grid", "launch_pdl"}
+_PATIENCE = 100_000  # atomics of one program that change nothing, after which it waits for ever
+_launches = 0
+_autotune = autotuner.Autotuner.run
+
+
+@dataclass
+class _Options:
+    """What simulate.run asks of a launch; a launch in the normal way has the defaults."""
+
+    inputs: tuple = ()
+    outputs: tuple = ()
+    trace: int | None = None
+    checks: bool = True
+    report: Report | None = None
+
+
+_asked: _Options | None = None  # what simulate.run, which is now being executed, asks
+
+
+class _Stop(Exception):
+    """The launch cannot go on; its report says why."""
+
+
+def install() -> None:
+    """Run every Triton kernel of this process on the simulated GPU."""
+    interpreter.InterpretedFunction.run = _run
+    interpreter.InterpretedFunction.__call__ = _call
+    autotuner.Autotuner.run = _run_autotuned
+    autotuner.Autotuner._bench = _accepts
+
+
+def run(kernel, grid, args: tuple, meta: dict, inputs=(), outputs=(), trace: int | None = 0, checks=True) -> Report:
+    """Run `kernel` and return what was counted and found: the Triton half of `simulate.run`, which explains it all."""
+    global _asked
+    if not isinstance(kernel, jit.KernelInterface):
+        raise TypeError(f"{kernel!r} is no Triton kernel. With block=None, pass a function decorated with @triton.jit.")
+    grid = (grid,) if isinstance(grid, int) else grid
+    _asked = options = _Options(inputs, outputs, trace, checks)
+    try:
+        kernel[grid](*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in meta.items()})
+    finally:
+        _asked = None
+    return options.report
+
+
+def _as_tensor(value):
+    """NumPy arrays and arrays of the simulated card become tensors over the same memory."""
+    value = getattr(value, "host", value)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _run(kernel, *args, grid, warmup, **kwargs):
+    """InterpretedFunction.run: `kernel[grid](*args, **kwargs)`."""
+    if warmup:  # compiles on a card, and does not run
+        return
+    options = _asked or _Options()
+    options.report = Report(kernel.fn.__name__, "triton", device.card())
+    reports.keep(options.report)
+    Launch(kernel, options).run(args, grid, kwargs)
+    if options is not _asked and options.report.errors:
+        raise FaultError(options.report)
+
+
+def _call(kernel, *args, **kwargs):
+    """InterpretedFunction.__call__: a kernel calls another function."""
+    if builder.launch is None:
+        raise RuntimeError(f"{kernel.fn.__name__} is called as a function; launch a kernel as kernel[grid](...).")
+    return functions.prepared(kernel.fn, _launches)(*args, **kwargs)
+
+
+def _run_autotuned(tuner, *args, **kwargs):
+    """Autotuner.run: nothing is timed, so the first configuration that the card takes is used."""
+    try:
+        return _autotune(tuner, *args, **kwargs)
+    finally:
+        if getattr(tuner, "best_config", None) is not None:
+            reports.last().config = str(tuner.best_config)
+
+
+def _accepts(tuner, *args, config, **meta):
+    """Autotuner._bench: the same "time" for each configuration that the card takes, none for the others."""
+    conflicts = meta.keys() & config.kwargs.keys()
+    if conflicts:
+        raise ValueError(f"{', '.join(conflicts)}: given by the launch and by the autotuner. Leave it to one of them.")
+    try:
+        _check_warps(config.num_warps)
+    except device.LimitError:
+        return [float("inf")] * 3
+    return [1.0] * 3
+
+
+def _check_warps(warps: int) -> None:
+    card = device.card()
+    if warps < 1 or warps & (warps - 1):
+        raise device.LimitError(f"num_warps={warps} is not a power of two; choose 1, 2, 4, 8, 16 or 32.")
+    if warps * card.warp > card.threads_per_block:
+        raise device.LimitError(
+            f"num_warps={warps} is a block of {warps * card.warp} threads; {card.name} allows {card.threads_per_block}."
+        )
+
+
+class Launch:
+    """One launch. What the builder and the memory ask while a program runs: which one, on which line.
+
+    program  its place in the grid (x, y, z); number: counted along x, then y, then z
+    """
+
+    def __init__(self, kernel, options: _Options):
+        self.kernel, self.options, self.report = kernel, options, options.report
+        self.checks = options.checks
+        self.tensor_cores_take_tf32 = device.card().compute_capability >= (8, 0)
+        self.order = Order()
+        self.unsettled = []  # shadows with notes of the running program
+        self.lines, self._line_numbers = [], {}  # ("file.py", 12) and its place in the list
+        self._counts = {}  # (counter, line) -> n
+        self.program, self.number, self.at, self.tracing = (0, 0, 0), 0, ("", 0), False
+        self._tries = 0
+
+    def run(self, args: tuple, grid, kwargs: dict) -> None:
+        global _launches
+        _launches += 1
+        _check_warps(kwargs.get("num_warps", 4))
+        names, bound = self._bind(args, kwargs)
+        for hook in self.kernel.pre_run_hooks:
+            hook(*args, **{name: value for name, value in kwargs.items() if name in names})
+        self.grid = _sizes(grid({**kwargs, **bound}) if callable(grid) else grid)
+        self.report.grid = self.grid
+        self.report.block = (kwargs.get("num_warps", 4) * device.card().warp, 1, 1)
+        if 0 in self.grid:  # an empty grid launches nothing, on a card as here
+            return
+        device.check_launch(self.grid, 1)
+        tensors = [pair for name, value in bound.items() for pair in _tensors(name, value)]
+        self.memory = Memory(self, tensors, self.options.inputs, self.options.outputs)
+        self._addresses = {id(tensor): self.memory.address(n) for n, (_, tensor) in enumerate(tensors)}
+        self._let_compile(bound, kwargs)
+        builder.launch = self
+        try:
+            with language.patched(), np.errstate(all="ignore"):  # a card does not warn of inf and NaN
+                self._run_programs(bound)
+        finally:
+            builder.launch = None
+            self._finish()
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple:
+        """The kernel's parameters, and {parameter: value}."""
+        signature = python.signature(self.kernel.fn)
+        names = signature.parameters.keys()
+        unknown = kwargs.keys() - names - _COMPILER_OPTIONS
+        if unknown:
+            raise TypeError(f"{self.report.kernel} has no parameter {', '.join(unknown)}; it has {', '.join(names)}.")
+        bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
+        bound.apply_defaults()
+        for name in (*self.options.inputs, *self.options.outputs):
+            if name not in names:
+                raise ValueError(f"{self.report.kernel} has no argument {name!r}; it has {', '.join(names)}.")
+        kinds = {name: str(jit._normalize_ty(p.annotation)) for name, p in signature.parameters.items()}
+        self.kinds = {name: "" if "empty" in kind else kind for name, kind in kinds.items()}
+        return names, bound.arguments
+
+    def _let_compile(self, bound: dict, kwargs: dict) -> None:
+        """Let the report compile the kernel for the card, for these types, when it is asked to."""
+        types = {n: jit.mangle_type(v) for n, v in bound.items() if v is not None and self.kinds[n] != "constexpr"}
+        constants = {n: v for n, v in bound.items() if v is None or self.kinds[n] == "constexpr"}
+        options = {n: v for n, v in kwargs.items() if n not in bound}
+        kernel, card = self.kernel, device.card().name
+
+        def compile():
+            from gpukern import inspect
+
+            return inspect.compiled(kernel, types, card, **constants, **options)
+
+        self.report.compile = functools.cache(compile)
+
+    def _run_programs(self, bound: dict) -> None:
+        try:
+            call = functions.prepared(self.kernel.fn, _launches)
+            values = {name: self._value(name, value) for name, value in bound.items()}
+            for z in range(self.grid[2]):
+                for y in range(self.grid[1]):
+                    for x in range(self.grid[0]):
+                        self.program = x, y, z
+                        self._tries = 0
+                        self.tracing = self.checks and self.number == self.options.trace
+                        call(**values)
+                        self._end_program()
+        except _Stop:
+            pass
+        except (device.LimitError, Refused, InterpreterError) as error:
+            line = functions.line_of(error)
+            if isinstance(error, device.LimitError) and line is not None:
+                raise device.LimitError(f"{line}: {error}") from None
+            raise
+        except Exception as error:
+            line = functions.line_of(error) or functions.line(self.kernel.fn)
+            raise InterpreterError(f"{line}: {type(error).__name__}: {error}") from error
+
+    def _end_program(self) -> None:
+        for shadow in self.unsettled:
+            shadow.settle()
+        self.unsettled.clear()
+        self.number += 1
+
+    def _finish(self) -> None:
+        self._end_program()
+        self.report.files = dict(functions.paths)
+        self.memory.settle(self.options.outputs, functions.line(self.kernel.fn))
+        for (name, (file, line)), n in self._counts.items():
+            self.report.lines[name, f"{file}:{line}"] += n
+        self.report.finish()
+
+    def _value(self, name: str, value):
+        """What the kernel gets for an argument: scalars and pointers as tensors, constants as they are."""
+        kind = self.kinds.get(name, "")
+        if kind == "constexpr" or value is None or isinstance(value, str | tl.dtype | tl.constexpr):
+            return value
+        if isinstance(value, tuple):
+            parts = [self._value("", part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if isinstance(value, TensorDescriptor):
+            return self._descriptor(value)
+        if isinstance(value, bool | int | float):
+            dtype = tl.str_to_ty(kind if kind[:1] in "iufb" and kind else jit.mangle_type(value), None)
+            return tl.tensor(Handle(np.array([value]).astype(np_dtype(dtype)), dtype), dtype)
+        if hasattr(value, "data_ptr"):
+            dtype = tl.str_to_ty(jit.mangle_type(value), None)
+            return tl.tensor(Handle(np.array([self._addresses[id(_base(value))]], np.uint64), dtype), dtype)
+        return value
+
+    def _descriptor(self, value: TensorDescriptor):
+        return language.semantic.make_tensor_descriptor(
+            self._value("", value.base),
+            [self._value("", int(n)) for n in value.shape],
+            [*(self._value("", int(n)) for n in value.strides[:-1]), tl.constexpr(1)],
+            [tl.constexpr(n) for n in value.block_shape],
+            padding_option=value.padding,
+        )
+
+    # What a running program's operations ask
+
+    def look(self) -> None:
+        """Find the line that is being run: what is counted from now on belongs to it."""
+        self.at = functions.here()
+
+    def where(self) -> str:
+        file, line = functions.here()
+        return f"{file}:{line}"
+
+    def who(self, number: int | None = None) -> str:
+        """ "program 7", or "program (3, 1)" of a grid with more axes."""
+        number = self.number if number is None else number
+        x, y, z = self.grid
+        place = number % x, number // x % y, number // (x * y)
+        used = 3 if z > 1 else 2 if y > 1 else 1
+        return f"program {place[0]}" if used == 1 else f"program ({', '.join(map(str, place[:used]))})"
+
+    def count(self, name: str, n: int) -> None:
+        key = name, self.at
+        self._counts[key] = self._counts.get(key, 0) + n
+
+    def count_at(self, name: str, line: tuple, n: int) -> None:
+        self._counts[name, line] = self._counts.get((name, line), 0) + n
+
+    def line_number(self) -> int:
+        """The place of the present line in `lines`."""
+        number = self._line_numbers.get(self.at)
+        if number is None:
+            number = self._line_numbers[self.at] = len(self.lines)
+            self.lines.append(self.at)
+        return number
+
+    def fault(self, kind: str, message: str, who: list, array, index, count: int) -> None:
+        self.report.add(kind, message, self.where(), who, array, index, count)
+
+    def meet(self, address: int, acquires: bool, releases: bool, changed: bool) -> None:
+        """An atomic on one element: it may order programs. Too many that change nothing are a program that waits."""
+        self.order.add(self.number, address, acquires, releases)
+        self._tries = 0 if changed else self._tries + 1
+        if self._tries > _PATIENCE:
+            what = f"{self.who()} waits ({self.where()}) for what no program that ran before it has done. "
+            advice = "Programs may start in any order, and not all at once: wait only for those with a smaller number."
+            self.fault("hang", what + advice, [self.who()], None, None, 1)
+            raise _Stop
+
+
+def _sizes(grid) -> tuple:
+    """The grid in x, y, z."""
+    grid = tuple(map(operator.index, grid)) if isinstance(grid, tuple | list) else (operator.index(grid),)
+    if len(grid) > 3:
+        raise device.LimitError(f"the grid has {len(grid)} axes; there are x, y and z.")
+    return (*grid, 1, 1)[:3]
+
+
+def _base(value):
+    """The torch tensor under triton.reinterpret."""
+    return value.base if isinstance(value, jit.TensorWrapper) else value
+
+
+def _tensors(name: str, value):
+    """(name, tensor) of each tensor in an argument."""
+    if isinstance(value, tuple):
+        for n, part in enumerate(value):
+            yield from _tensors(f"{name}[{n}]", part)
+    elif isinstance(value, TensorDescriptor):
+        yield name, _base(value.base)
+    elif hasattr(value, "data_ptr"):
+        yield name, _base(value)
