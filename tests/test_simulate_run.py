@@ -90,6 +90,36 @@ def test_a_launch_that_the_card_does_not_take_is_a_fault_and_runs_nothing(grid, 
         add[grid, block](x, y, out)
 
 
+def test_a_block_that_wants_more_registers_than_an_sm_has_is_a_fault():
+    @cuda.jit
+    def greedy(x, out, n):
+        i = cuda.grid(1)
+        mine = cuda.local.array(80, float32)
+        for j in range(80):  # unrolled: each element becomes a register
+            mine[j] = x[(i + j) % x.size]
+        for _ in range(n):
+            for j in range(80):
+                mine[j] = mine[j] * mine[j] + x[j]
+        total = float32(0)
+        for j in range(80):
+            total += mine[j]
+        out[i] = total
+
+    x, out = np.zeros((2, 1024), np.float32)
+    report = simulate.run(greedy, 1, 1024, x, out, 2)
+    assert report.compiled.registers > 64
+    (fault,) = report.faults
+    assert fault.kind == "limit" and "registers" in fault.message and fault.line.startswith("test_simulate_run.py:")
+    assert simulate.run(greedy, 1, 256, x, out, 2).faults == []
+
+
+def test_occupancy_and_waves_come_from_what_the_compiler_says():
+    x, y, out = vectors(1 << 16)
+    report = simulate.run(add, 256, 256, x, y, out)
+    assert report.occupancy.fraction == 1 and report.occupancy.blocks == 8
+    assert report.waves == 256 / (132 * 8)
+
+
 def test_limits_are_those_of_the_card_that_was_asked_for():
     @cuda.jit
     def meets(out):

@@ -17,7 +17,7 @@ import pytest
 from validation import hardware, sanitizer
 from validation.cases import CASES
 
-from gpukern import device, measure, simulate
+from gpukern import device, inspect, measure, simulate
 
 FOLDER = measure.RECORDED / "h200"
 # A card counts branches of the compiled code: short ones are predicated away and loops unrolled. Ours are the source's.
@@ -63,6 +63,24 @@ def test_floating_point_operations_are_those_of_the_card():
     for name in names:
         card = sum(int(RECORDED[name][kind]) * times for kind, times in (("fadd", 1), ("fmul", 1), ("ffma", 2)))
         assert simulated(CASES[name])[0].counters["flops"] == card
+
+
+def test_theoretical_occupancy_is_that_of_the_profiler():
+    for name, case in CASES.items():
+        row = RECORDED[name]
+        threads = int(np.prod(case.block))
+        shared = int(row["shared_bytes"]) - 1024  # without what the driver keeps of each block
+        found = inspect.occupancy(threads, int(row["registers"]), shared, "H200")
+        assert 100 * found.fraction == pytest.approx(float(row["occupancy_percent"]), abs=0.01)
+
+
+@pytest.mark.skipif(not device.simulated(), reason="runs on the simulated GPU")
+@pytest.mark.slow
+def test_registers_are_those_of_the_card():
+    """Compiled here, without a card, for one; a card gives a thread at least 16."""
+    for name, case in CASES.items():
+        report, _ = simulated(case)
+        assert max(report.compiled.registers, 16) == int(RECORDED[name]["registers"]), name
 
 
 def test_what_compute_sanitizer_said_of_the_planted_faults():

@@ -11,6 +11,7 @@ accesses out of bounds and barriers that are not met. Triton kernels run in Trit
 """
 
 import importlib.util
+import math
 
 from gpukern import device
 from gpukern.simulate.report import Access, Fault, FaultError, Refused, Report, keep, last
@@ -45,9 +46,10 @@ def run(
     checks   False: compute only. Nothing is counted, and no race is looked for; out of bounds is still found
     meta     Triton's keyword arguments: constexprs, num_warps, num_stages
 
-    A launch that the card does not take is a fault of kind "limit", and nothing is run. Raises what a compiler would:
-    Numba's TypingError, Triton's errors; and Refused, with the line and what to do, for a construct that the simulated
-    GPU does not know. Raises DeviceError where kernels run on a real card.
+    A launch that the card does not take is a fault of kind "limit", and nothing is run; only that a block wants too
+    many registers is found after the run, by compiling the kernel where that can be (from 257 threads a block). Raises
+    what a compiler would: Numba's TypingError, Triton's errors; and Refused, with the line and what to do, for a
+    construct that the simulated GPU does not know. Raises DeviceError where kernels run on a real card.
     """
     if not device.simulated():
         raise device.DeviceError("kernels of this process run on its card: set GPUKERN_DEVICE=simulated and restart.")
@@ -62,9 +64,20 @@ def run(
                 raise TypeError(f"{', '.join(meta)}: a Numba kernel takes its arguments by position.")
             from gpukern.simulate import lockstep
 
-            return lockstep.run(kernel, grid, block, args, shared=shared, **options)
+            report = lockstep.run(kernel, grid, block, args, shared=shared, **options)
+            if checks and math.prod(report.block) * report.card.registers_per_thread > report.card.registers_per_sm:
+                _check_registers(report)
+            return report
         except device.LimitError as limit:
             return _refused(kernel, grid, block, limit)
+
+
+def _check_registers(report: Report) -> None:
+    """A block so large that its registers may not fit on an SM is compiled, to see how many it takes."""
+    try:
+        _ = report.occupancy
+    except device.LimitError as limit:
+        report.add("limit", str(limit), report.first_line)
 
 
 def _refused(kernel, grid, block, limit: device.LimitError) -> Report:
@@ -74,8 +87,9 @@ def _refused(kernel, grid, block, limit: device.LimitError) -> Report:
         function = function.py_func if hasattr(function, "py_func") else function.fn
     code = function.__code__
     language = "triton" if block is None else "numba"
-    report = Report(function.__name__, language, device.card(), _sizes(grid), _sizes(block or 1))
-    report.add("limit", str(limit), f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}")
+    first_line = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+    report = Report(function.__name__, language, device.card(), _sizes(grid), _sizes(block or 1), first_line=first_line)
+    report.add("limit", str(limit), first_line)
     keep(report)
     return report
 

@@ -28,7 +28,7 @@ KINDS = (
 )
 WARNINGS = ("same_value_race",)
 
-# Requests, sectors, wavefronts and conflicts are counted as Nsight Compute counts them (docs/simulator.md says each).
+# Requests, sectors, wavefronts and conflicts are counted as Nsight Compute counts them (GUIDE.md says each).
 COUNTERS = (
     "global_load_requests",
     "global_load_sectors",
@@ -146,6 +146,7 @@ class Report:
     faults: list = field(default_factory=list)
     trace: list = field(default_factory=list)
     config: str | None = None  # what @triton.autotune took, in its words
+    first_line: str = ""  # "file.py:12", where the kernel begins
     files: dict = field(default_factory=dict, repr=False)  # "file.py" -> where it lies, to show its lines
     compile: Callable | None = field(default=None, repr=False)  # () -> inspect.Compiled of the same kernel and types
     _known: dict = field(default_factory=dict, repr=False)

@@ -40,7 +40,7 @@ def run(
         raise ValueError(f"{code.name} has no argument {unknown[0]!r}; it has {', '.join(code.arguments)}.")
     shared_bytes = code.dynamic + shared if shared else code.shared_static
     card = device.card()
-    report = Report(code.name, "numba", card, grid, block, shared_bytes)
+    report = Report(code.name, "numba", card, grid, block, shared_bytes, first_line=code.line_of_block[0])
     report.compile = functools.cache(lambda: inspect.compiled(kernel, argument_types, card.name))
     report.files = code.files
     keep(report)
