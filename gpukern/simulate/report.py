@@ -257,9 +257,8 @@ class Report:
         what = f"{self.kernel}[{_size(self.grid)}" + (f", {_size(self.block)}]" if self.language == "numba" else "]")
         on = f" on the simulated {self.card.name}" if self.card else ""
         rows = [f"  {name:28} {n:>14,}" for name, n in self.counters.items() if n]
-        rows += [
-            f"  {name:28} {n:>14,.4g}" for name, n in self.derived.items() if n is not None and "bytes" not in name
-        ]
+        derived = {name: n for name, n in self.derived.items() if n is not None}
+        rows += [f"  {name:28} {n:>14{',' if isinstance(n, int) else '.4g'}}" for name, n in derived.items()]
         rows += [f"  {fault.kind}: {fault.message}" for fault in self.faults] or ["  no faults"]
         return "\n".join([f"{what}{on}", *rows])
 
