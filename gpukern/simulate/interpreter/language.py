@@ -12,12 +12,11 @@ import numpy as np
 import triton.language as tl
 from triton.language.extra import libdevice as any_libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
-from triton.language.semantic import TritonSemantic
 
-from gpukern.simulate.interpreter import reductions
+from gpukern.simulate.interpreter import reductions, types
 from gpukern.simulate.interpreter.builder import Handle, builder
 
-semantic = TritonSemantic(builder)
+semantic = types.Semantic(builder)
 
 
 def tensor_range(first, last=None, step=1, **_):
@@ -77,6 +76,8 @@ def _bound(member):
 
 
 def _bound_method(member):
+    member = getattr(member, "__wrapped__", member)
+
     def method(*args, **kwargs):
         kwargs["_semantic"] = semantic
         return member(*args, **kwargs)
@@ -87,7 +88,7 @@ def _bound_method(member):
 @functools.cache
 def _replacements() -> list:
     """(object, name, what it is during a launch, what it is otherwise)"""
-    new = {}
+    new = dict(types.REPLACEMENTS)
     for module in (tl, tl.core, tl.math, cuda_libdevice):
         for name, member in inspect.getmembers(module):
             if tl.core.is_builtin(member):

@@ -22,7 +22,7 @@ from gpukern.simulate.interpreter.races import Order
 from gpukern.simulate.report import FaultError, Refused, Report
 
 _COMPILER_OPTIONS = {field.name for field in fields(CUDAOptions)} | {"stream", "launch_cooperative_grid", "launch_pdl"}
-_PATIENCE = 100_000  # atomics of one program that change nothing, after which it waits for ever
+_PATIENCE = 10_000  # atomics of one program that change nothing, after which it waits for ever
 _launches = 0
 _autotune = autotuner.Autotuner.run
 
@@ -236,7 +236,7 @@ class Launch:
         """What the kernel gets for an argument: scalars and pointers as tensors, constants as they are."""
         kind = self.kinds.get(name, "")
         if kind == "constexpr" or value is None or isinstance(value, str | tl.dtype | tl.constexpr):
-            return value
+            return language.replaced(value)
         if isinstance(value, tuple):
             parts = [self._value("", part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
