@@ -14,7 +14,7 @@ CASES = {}
 
 @dataclass
 class Case:
-    """One launch. arguments: makes them, arrays on the card; the last one is the result.
+    """One launch. arguments: makes them, arrays on the card; the last array is the result.
 
     differs  {counter: why the compiled kernel has another number than its source}
     """
@@ -26,6 +26,19 @@ class Case:
     arguments: Callable
     shared: int = 0
     differs: dict = field(default_factory=dict)
+    meta: dict = field(default_factory=dict)  # of a Triton kernel
+
+    def launch(self, arguments) -> None:
+        if self.block is None:
+            self.kernel[self.grid](*arguments, **self.meta)
+        else:
+            self.kernel[self.grid, self.block, 0, self.shared](*arguments)
+
+    @staticmethod
+    def result(arguments) -> float:
+        """The sum of what the kernel wrote: its last array."""
+        out = [a for a in arguments if hasattr(a, "shape") and a.shape][-1]
+        return float(np.abs(out.copy_to_host() if hasattr(out, "copy_to_host") else out.cpu().numpy()).sum(dtype="f8"))
 
 
 def case(name: str, kernel, grid, block, arguments, shared: int = 0, **differs: str) -> None:

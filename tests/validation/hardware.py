@@ -82,15 +82,16 @@ def keep(path: Path, rows: list[dict], run: dict) -> None:
 
 
 def main(results: str) -> None:
-    import numpy as np
-    from cases import CASES
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from validation.cases import CASES
+    from validation.triton_cases import TRITON_CASES
 
     sums = {}
-    for case in CASES.values():
+    for case in (*CASES.values(), *TRITON_CASES.values()):
         for _ in range(LAUNCHES):
             arguments = case.arguments()
-            case.kernel[case.grid, case.block, 0, case.shared](*arguments)
-        sums[case.name] = float(np.abs(arguments[-1].copy_to_host()).sum(dtype=np.float64))
+            case.launch(arguments)
+        sums[case.name] = case.result(arguments)
     Path(results).write_text(json.dumps(sums, indent=1))
 
 
