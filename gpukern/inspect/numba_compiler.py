@@ -32,7 +32,7 @@ from gpukern import device
 from gpukern.inspect import tools
 from gpukern.inspect.result import Compiled, CompileError, read_log, static_shared
 
-_known = weakref.WeakKeyDictionary()  # dispatcher -> {(argument types, compute capability): Compiled or CompileError}
+_known = weakref.WeakKeyDictionary()  # dispatcher -> {(argument types, card): Compiled}
 
 
 def compiled(kernel: CUDADispatcher, signature, on: device.Card) -> Compiled:
@@ -78,15 +78,16 @@ def _compile(kernel: CUDADispatcher, argument_types: tuple, on: device.Card) -> 
     try:
         with global_compiler_lock, _for_card(on):
             made = dispatchers._Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
-            # What is assembled: where Numba optimises while it links (it does wherever nvJitLink is), what comes of that.
+            # What is assembled. Where there is nvJitLink, Numba optimises once more while it links.
             ptx = made.library.get_lto_ptx() if made.library._lto else made.library.get_asm_str()
+            ptx = ptx.strip("\0\n")
             shared = static_shared(ptx)
             cubin, log, why = _assemble(made.library, ptx)
     except Exception as error:  # of whatever kind: they are many, and some come from Python code in the compiler
         raise _refusal(error, code) from error
     if shared > on.shared_static:
         raise CompileError(
-            f"{code.co_name} has shared arrays of {shared:,} bytes; a block has {on.shared_static:,}. Make them smaller.",
+            f"{code.co_name} has {shared:,} bytes of shared arrays; a block has {on.shared_static:,}. Use less.",
             _place(code.co_filename, code.co_firstlineno),
         )
     bound = re.search(r"\.maxntid (\d+)(?:, (\d+), (\d+))?", ptx)

@@ -26,11 +26,11 @@ import torch
 from gpukern import device
 from gpukern.inspect.result import Compiled, CompileError, read_log, static_shared
 
-PATIENCE = 300  # seconds that the worker may take for one kernel
+PATIENCE = 120  # seconds that the worker may take for one kernel
 # Modules that the worker imports by name; of any other module it gets what the kernel uses.
 _IMPORTED = {"triton", "torch", "numpy", "ml_dtypes", "builtins"} | sys.stdlib_module_names - {"__main__"}
 
-_known = {}  # the request, which has all of the kernel in it -> Compiled or CompileError
+_known = {}  # (the request, which has all of the kernel in it; the card) -> Compiled
 _lock = threading.Lock()
 _worker = None
 
@@ -51,22 +51,18 @@ def compiled(kernel, signature, on: device.Card, meta: dict) -> Compiled:
             "functions": sources.functions,
         }
     )
-    key = request, on.name
-    if key not in _known:
-        _known[key] = _result(function.fn, _ask(request), on)
-    result = _known[key]
-    if isinstance(result, CompileError):
-        raise CompileError(*result.args) from result.__cause__
-    return result
+    if (request, on.name) not in _known:
+        _known[request, on.name] = _result(function.fn, _ask(request), on)
+    return _known[request, on.name]
 
 
-def _result(function: types.FunctionType, answer: dict, on: device.Card) -> Compiled | CompileError:
+def _result(function: types.FunctionType, answer: dict, on: device.Card) -> Compiled:
     if "refused" in answer:
-        return CompileError(answer["refused"], answer["line"])
+        raise CompileError(answer["refused"], answer["line"])
     name, shared = function.__name__, answer["shared"]
     if shared > on.shared_per_block:
         line = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
-        return CompileError(
+        raise CompileError(
             f"{name} wants {shared:,} bytes of shared memory a block; {on.name} has {on.shared_per_block:,}. Choose a "
             "smaller tile or fewer stages.",
             line,
@@ -212,6 +208,7 @@ class _Worker:
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="gpukern-")
+        self.pipe: Connection
         self.pipe, theirs = Pipe()
         environment = {
             **os.environ,
@@ -230,6 +227,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                start_new_session=True,  # an interrupt at the keyboard is for us
             )
         theirs.close()
         self.owner = os.getpid()
@@ -255,16 +253,20 @@ def _ask(request: bytes) -> dict:
             _worker is None or _worker.owner != os.getpid()
         ):  # none yet, or it belongs to the process we were forked from
             _worker = _Worker()
+        answered = False
         try:
-            return _worker.ask(request)
+            answer = _worker.ask(request)
+            answered = True
         except TimeoutError:
-            reason = f"Triton's compiler did not answer within {PATIENCE} s."
+            raise CompileError(f"Triton's compiler did not answer within {PATIENCE} s. Try a smaller tile.") from None
         except (EOFError, OSError):
-            reason = "Triton's compiler ended before it had an answer"
             said = _worker.said.read_text(errors="replace").strip().splitlines()
-            reason += f": {' '.join(said[-3:])}" if said else "."
-        _end_worker()
-        raise CompileError(f"{reason} Nothing is known of this kernel; other kernels can be compiled.")
+            why = ": ".join(["Triton's compiler ended before it had an answer", *said[-1:]])
+            raise CompileError(f"{why}. Nothing is known of this kernel; others can be compiled.") from None
+        finally:
+            if not answered:  # an interrupt, too, must not leave an answer that the next kernel would get
+                _end_worker()
+        return answer
 
 
 @atexit.register

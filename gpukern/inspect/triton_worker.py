@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import io
 import linecache
-import os
 import pickle
 import sys
 import textwrap
@@ -25,8 +24,6 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction, create_function_from_signature
-
-_DECORATORS = {"constexpr_function": "ConstexprFunction"}
 
 
 class Tensor:
@@ -58,6 +55,8 @@ class Functions:
 
     def __init__(self, sources: list):
         for source in sources:
+            linecache.cache.pop(source["file"], None)
+        for source in sources:
             self._show(source)
         self.spaces = [{"__builtins__": builtins, "__name__": source["module"]} for source in sources]
         self.sources = sources
@@ -70,10 +69,10 @@ class Functions:
 
     @staticmethod
     def _show(source: dict) -> None:
-        """Let Python find the lines of the source where Triton will look for them."""
+        """Let Python find the lines of the source where Triton will look for them; between functions stands `...`."""
         known = linecache.cache.get(source["file"], (0, None, []))[2]
         first, lines = source["first"] - 1, source["lines"]
-        known = known[:first] + ["\n"] * (first - len(known)) + lines + known[first + len(lines) :]
+        known = known[:first] + ["...\n"] * (first - len(known)) + lines + known[first + len(lines) :]
         linecache.cache[source["file"]] = (sum(map(len, known)), None, known, source["file"])
 
     def _make(self, number: int) -> None:
@@ -178,7 +177,7 @@ def refusal(error: Exception, functions: Functions | None) -> dict:
             line, source = functions.place(error)
             words = error.error_message or ""
         else:
-            words = str(error) or type(error).__name__
+            words = str(error.args[0]) if error.args else type(error).__name__
         error = error.__cause__
     return {"line": line, "refused": words.strip() + (f"\n    {source.strip()}" if source else "")}
 
