@@ -536,3 +536,24 @@ def test_bfloat16_is_right_in_sorts_scans_and_roundings():
     assert torch.equal(out[3], x)
     cut = (x.float() + 0.001).numpy().view(np.uint32) & 0xFFFF0000
     assert out[4].float().tolist() == cut.view(np.float32).tolist()
+
+
+@triton.jit
+def big_dot_kernel(a_ptr, b_ptr, out_ptr, K, B: tl.constexpr, BK: tl.constexpr):
+    i, k = tl.arange(0, B), tl.arange(0, BK)
+    total = tl.zeros((B, B), tl.float32)
+    for k0 in range(0, K, BK):
+        a = tl.load(a_ptr + i[:, None] * K + k0 + k[None, :])
+        total = tl.dot(a, tl.load(b_ptr + (k0 + k[:, None]) * B + i[None, :]), total)
+    tl.store(out_ptr + i[:, None] * B + i[None, :], total)
+
+
+@pytest.mark.slow  # it compiles
+def test_shared_memory_keeps_to_the_card():
+    a, b, out = torch.ones(128, 256).half(), torch.ones(256, 128).half(), torch.zeros(128, 128)
+    report = simulate.run(big_dot_kernel, 1, None, a, b, out, 256, 128, 64, num_stages=5, card="RTX 4090")
+    assert [fault.kind for fault in report.faults] == ["limit"] and "shared memory" in report.faults[0].message
+    assert not out.any()  # nothing ran
+    report = simulate.run(big_dot_kernel, 1, None, a, b, out, 256, 128, 64, num_stages=5, card="H200")
+    assert report.faults == [] and (out == 256).all()
+    assert report.compiled.shared > device.card("RTX 4090").shared_per_block

@@ -20,6 +20,7 @@ import textwrap
 import triton.language as tl
 from triton.compiler.code_generator import CodeGenerator
 from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import InterpretedFunction
 
 from gpukern.simulate.interpreter import language
 
@@ -64,6 +65,22 @@ def prepared(function, launch: int):
 def line(function) -> str:
     """ "file.py:12", where the `def` of a kernel stands."""
     return _functions[function].line if function in _functions else ""
+
+
+def uses(kernel, name: str, launch: int) -> bool:
+    """Does a kernel, or a function that it calls, use `name`, such as the "dot" of tl.dot?"""
+    seen, waiting = set(), [kernel]
+    while waiting:
+        function = waiting.pop().fn
+        prepared(function, launch)
+        known = _functions[function]
+        if known.upstream or function in seen:
+            continue
+        seen.add(function)
+        if name in known.names:
+            return True
+        waiting += [value for value in known.namespace.values() if isinstance(value, InterpretedFunction)]
+    return False
 
 
 class Function:

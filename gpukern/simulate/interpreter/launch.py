@@ -1,9 +1,9 @@
 """Launching a Triton kernel on the simulated GPU: its arguments are bound, its programs run one after the other."""
 
 import functools
-import inspect as python
 import operator
 from dataclasses import dataclass, fields
+from inspect import signature
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from triton.runtime import autotuner, interpreter, jit
 from triton.runtime.errors import InterpreterError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gpukern import device
+from gpukern import device, inspect
 from gpukern.simulate import report as reports
 from gpukern.simulate.interpreter import functions, language
 from gpukern.simulate.interpreter.builder import Handle, builder, np_dtype
@@ -78,7 +78,7 @@ def _run(kernel, *args, grid, warmup, **kwargs):
     if warmup:  # compiles on a card, and does not run
         return
     options = _asked or _Options()
-    options.report = Report(kernel.fn.__name__, "triton", device.card())
+    options.report = Report(kernel.fn.__name__, "triton", device.card(), shared=None)
     reports.keep(options.report)
     Launch(kernel, options).run(args, grid, kwargs)
     if options is not _asked and options.report.errors:
@@ -167,33 +167,40 @@ class Launch:
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
         """The kernel's parameters, and {parameter: value}."""
-        signature = python.signature(self.kernel.fn)
-        names = signature.parameters.keys()
+        declared = signature(self.kernel.fn)
+        names = declared.parameters.keys()
         unknown = kwargs.keys() - names - _COMPILER_OPTIONS
         if unknown:
             raise TypeError(f"{self.report.kernel} has no parameter {', '.join(unknown)}; it has {', '.join(names)}.")
-        bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
+        bound = declared.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
         bound.apply_defaults()
         for name in (*self.options.inputs, *self.options.outputs):
             if name not in names:
                 raise ValueError(f"{self.report.kernel} has no argument {name!r}; it has {', '.join(names)}.")
-        kinds = {name: str(jit._normalize_ty(p.annotation)) for name, p in signature.parameters.items()}
+        kinds = {name: str(jit._normalize_ty(p.annotation)) for name, p in declared.parameters.items()}
         self.kinds = {name: "" if "empty" in kind else kind for name, kind in kinds.items()}
         return names, bound.arguments
 
     def _let_compile(self, bound: dict, kwargs: dict) -> None:
-        """Let the report compile the kernel for the card, for these types, when it is asked to."""
-        types = {n: jit.mangle_type(v) for n, v in bound.items() if v is not None and self.kinds[n] != "constexpr"}
+        """Let the report compile the kernel for the card, for these types, when it is asked to.
+
+        What tl.dot needs of shared memory is the compiler's to say, so simulate.run asks at once if there is a tl.dot.
+        """
+        types = {n: _type(v) for n, v in bound.items() if v is not None and self.kinds[n] != "constexpr"}
         constants = {n: v for n, v in bound.items() if v is None or self.kinds[n] == "constexpr"}
         options = {n: v for n, v in kwargs.items() if n not in bound}
         kernel, card = self.kernel, device.card().name
 
         def compile():
-            from gpukern import inspect
-
             return inspect.compiled(kernel, types, card, **constants, **options)
 
         self.report.compile = functools.cache(compile)
+        if self.options is _asked and self.checks and functions.uses(kernel, "dot", _launches):
+            try:
+                self.report.compile()
+            except inspect.CompileError as error:
+                if "shared memory" in str(error):
+                    raise device.LimitError(str(error)) from None
 
     def _run_programs(self, bound: dict) -> None:
         try:
@@ -312,6 +319,14 @@ def _sizes(grid) -> tuple:
     if len(grid) > 3:
         raise device.LimitError(f"the grid has {len(grid)} axes; there are x, y and z.")
     return (*grid, 1, 1)[:3]
+
+
+def _type(value) -> str:
+    """The type of an argument as the compiler writes it, and what it knows of its divisibility."""
+    name = jit.mangle_type(value)
+    if isinstance(value, int) and not isinstance(value, bool) and (value == 1 or value % 16 == 0):
+        return f"{name}:{1 if value == 1 else 16}"
+    return f"{name}:1" if hasattr(value, "data_ptr") and value.data_ptr() % 16 else name
 
 
 def _base(value):
