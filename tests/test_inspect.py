@@ -82,7 +82,7 @@ def line_of(function, text: str) -> str:
 
 def test_a_numba_kernel_has_registers_ptx_and_sass():
     made = inspect.compiled(scale_rows, "void(float32[::1], float32[::1])", "H200")
-    assert (made.language, made.kernel, made.card) == ("numba", "scale_rows", "H200")
+    assert (made.language, made.kernel, made.card.name) == ("numba", "scale_rows", "H200")
     assert 8 <= made.registers <= 32 and made.spills == 0 and made.local == 0 and made.shared == 0
     assert ".target sm_90a" in made.ptx and made.cubin[:4] == b"\x7fELF"
     assert "LDG" in made.sass and "STG" in made.sass and made.why_no_sass == ""
@@ -276,6 +276,18 @@ def test_a_matmul_multiplies_with_what_its_card_has():
     assert made["H200"].shared > 64 * 32 * 2 * 2
 
 
+def test_a_descriptor_is_copied_by_the_engine_where_a_card_has_one():
+    @triton.jit
+    def copy(x_ptr, out_ptr):
+        x = tl.make_tensor_descriptor(x_ptr, [64, 64], [64, 1], [32, 32])
+        out = tl.make_tensor_descriptor(out_ptr, [64, 64], [64, 1], [32, 32])
+        out.store([0, 0], x.load([32, 0]))
+
+    pointers = {"x_ptr": "*fp32", "out_ptr": "*fp32"}
+    assert inspect.compiled(copy, pointers, "H200").features["tma"] == 2
+    assert inspect.compiled(copy, pointers, "A100").features["tma"] == 0
+
+
 def test_kernels_of_a_function_bring_what_they_use():
     width, factor = tl.constexpr(64), tl.constexpr(2.5)
 
@@ -404,7 +416,7 @@ def test_an_interrupted_compilation_leaves_no_answer_behind(monkeypatch):
         inspect.compiled(scale, POINTERS, "A100", BLOCK=16)
     monkeypatch.undo()
     assert inspect.compiled(scale, POINTERS, "H200", BLOCK=512).ptx != wide
-    assert inspect.compiled(scale, POINTERS, "H200", BLOCK=512).card == "H200"
+    assert inspect.compiled(scale, POINTERS, "H200", BLOCK=512).card.name == "H200"
 
 
 # ---------------------------------------------------------------- both

@@ -59,12 +59,14 @@ def _argument_types(signature) -> tuple:
 
 
 def _type_of(value):
-    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        value = device.numba_array(value)
+    elif isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         import ml_dtypes  # NumPy has no bfloat16: ml_dtypes' type stands for it
 
-        value = value.detach().cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        value = value.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     elif isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().numpy()
     try:
         return typeof(value, Purpose.argument)
     except ValueError as error:
@@ -92,9 +94,7 @@ def _compile(kernel: CUDADispatcher, argument_types: tuple, on: device.Card) -> 
         )
     bound = re.search(r"\.maxntid (\d+)(?:, (\d+), (\d+))?", ptx)
     threads = math.prod(int(n) for n in bound.groups() if n) if bound else None
-    return Compiled(
-        code.co_name, "numba", on.name, threads, shared, **read_log(log), ptx=ptx, cubin=cubin, why_no_cubin=why
-    )
+    return Compiled(code.co_name, "numba", on, threads, shared, **read_log(log), ptx=ptx, cubin=cubin, why_no_cubin=why)
 
 
 @contextlib.contextmanager

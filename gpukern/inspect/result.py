@@ -1,7 +1,7 @@
 """What a compiler made of a kernel, read from its PTX and from what the assembler said of it."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpukern import device
@@ -12,7 +12,7 @@ from gpukern.inspect.multiprocessor import most_threads
 FEATURES = {
     "wgmma": r"wgmma\.mma_async\b",  # matrix product by four warps together (compute capability 9.0)
     "mma": r"mma\.sync\b",  # matrix product by one warp
-    "tma": r"cp(?:\.reduce)?\.async\.bulk\b",  # copies of whole tiles by the copy engine (9.0)
+    "tma": r"cp(?:\.reduce)?\.async\.bulk\.(?!commit|wait|prefetch)",  # copies of whole tiles by the copy engine (9.0)
     "async_copies": r"cp\.async\.c[ag]\b",  # global to shared memory, past the registers (from 8.0)
     "vector_loads": r"ld\.global[\w.:]*\.v[248]\b",  # 8 bytes or more a thread at once
     "vector_stores": r"st\.global[\w.:]*\.v[248]\b",
@@ -33,11 +33,11 @@ class CompileError(RuntimeError):
         self.line = line
 
 
-@dataclass
+@dataclass(eq=False)
 class Compiled:
     """A kernel, compiled for one card. None where no assembler was found to tell; `why_no_cubin` then says why.
 
-    kernel         its name; language: "numba" or "triton"; card: the name of the card
+    kernel         its name; language: "numba" or "triton"; card: the device.Card it was compiled for
     threads        of a block, where the kernel says so (Triton's num_warps, Numba's launch_bounds), else None
     shared         bytes of shared memory a block, without what a launch adds (Numba's dynamic shared memory)
     registers      a thread
@@ -50,20 +50,20 @@ class Compiled:
 
     kernel: str
     language: str
-    card: str
+    card: device.Card
     threads: int | None
     shared: int
     registers: int | None
     local: int | None
     spills: int | None
-    ptx: str = field(repr=False)
-    cubin: bytes | None = field(repr=False)
+    ptx: str
+    cubin: bytes | None
     why_no_cubin: str = ""
 
     @property
     def max_threads(self) -> int | None:
         """The largest block that can be launched with so many registers a thread; None if they are not known."""
-        most = most_threads(self.registers, device.card(self.card)) if self.registers else None
+        most = most_threads(self.registers, self.card) if self.registers else None
         return min(most, self.threads) if most and self.threads else most
 
     @cached_property
@@ -95,7 +95,7 @@ class Compiled:
             "not assembled": self.why_no_cubin or None,
         }
         rows = [f"  {name:16} {value}" for name, value in known.items() if value is not None]
-        return "\n".join([f"{self.kernel} ({self.language}), compiled for {self.card}", *rows])
+        return "\n".join([f"{self.kernel} ({self.language}), compiled for {self.card.name}", *rows])
 
 
 def read_log(log: str) -> dict:

@@ -70,7 +70,7 @@ def _result(function: types.FunctionType, answer: dict, on: device.Card) -> Comp
     return Compiled(
         name,
         "triton",
-        on.name,
+        on,
         answer["warps"] * on.warp,
         shared + static_shared(answer["ptx"]),
         **read_log(answer["log"]),
