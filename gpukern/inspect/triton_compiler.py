@@ -221,7 +221,7 @@ class _Worker:
         self.said = Path(self.folder.name, "said")
         with self.said.open("w") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(script), str(theirs.fileno())],
+                [sys.executable, "-P", str(script), str(theirs.fileno()), self.folder.name],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

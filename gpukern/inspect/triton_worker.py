@@ -11,6 +11,7 @@ import importlib
 import io
 import linecache
 import pickle
+import shutil
 import sys
 import textwrap
 import types
@@ -182,11 +183,13 @@ def refusal(error: Exception, functions: Functions | None) -> dict:
     return {"line": line, "refused": words.strip() + (f"\n    {source.strip()}" if source else "")}
 
 
-def main(pipe: Connection) -> None:
+def main(pipe: Connection, folder: str) -> None:
+    """Serve what comes through `pipe` until it closes; then nobody is left who would remove `folder`."""
     while True:
         try:
             request = pickle.loads(pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
             return
         functions = None
         try:
@@ -198,4 +201,4 @@ def main(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    main(Connection(int(sys.argv[1])), sys.argv[2])
