@@ -41,7 +41,7 @@ def run(
     shared_bytes = code.dynamic + shared if shared else code.shared_static
     card = device.card()
     report = Report(code.name, "numba", card, grid, block, shared_bytes, first_line=code.line_of_block[0])
-    report.compile = functools.cache(lambda: inspect.compiled(kernel, argument_types, card.name))
+    report.compile = functools.cache(lambda: inspect.compiled(kernel, code.argument_types, card.name))
     report.files = code.files
     keep(report)
     _check(code, grid, block, shared_bytes)
