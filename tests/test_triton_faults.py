@@ -303,6 +303,45 @@ def test_a_program_that_waits_for_a_later_one():
 
 
 @triton.jit
+def poll_kernel(flag_ptr):
+    while tl.load(flag_ptr) == 0:
+        pass
+
+
+@pytest.mark.slow  # it looks a hundred thousand times
+def test_a_program_that_waits_with_plain_loads():
+    report = simulate.run(poll_kernel, 1, None, torch.zeros(1))
+    assert [(f.kind, f.line) for f in report.errors] == [("hang", line(poll_kernel, "while"))]
+
+
+@triton.jit
+def through_memory_kernel(addresses, out_ptr, BLOCK: tl.constexpr):
+    x_ptr = tl.load(addresses).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i, tl.load(x_ptr + i))
+
+
+def test_a_pointer_from_memory_that_leads_beyond_its_tensor():
+    x, out = torch.ones(6), torch.zeros(8)
+    report = simulate.run(through_memory_kernel, 1, None, torch.tensor([x.data_ptr()]), out, 8)
+    assert [(f.kind, f.line) for f in report.faults] == [("out_of_bounds", line(through_memory_kernel, "tl.store"))]
+    assert out[:6].tolist() == [1] * 6
+    report = simulate.run(through_memory_kernel, 1, None, torch.tensor([64]), out, 8)
+    assert [f.message.partition(",")[2][:22] for f in report.faults] == [" where no tensor lies."]
+
+
+@triton.jit
+def same_tensor_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i + 1))
+
+
+def test_one_tensor_under_two_names_is_told_by_the_name_that_was_used():
+    x = torch.ones(8)
+    assert [f.array for f in simulate.run(same_tensor_kernel, 1, None, x, x, 8).faults] == ["x_ptr"]
+
+
+@triton.jit
 def helper(ptr, i):
     return tl.load(ptr + i + 1)
 

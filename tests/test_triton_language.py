@@ -205,6 +205,11 @@ def refused_kernels():
         tl.store(x_ptr, (lambda: 1)())
 
     @triton.jit
+    def sequence(x_ptr):
+        for k in (0, 2):
+            tl.store(x_ptr + k, 1)
+
+    @triton.jit
     def misspelled(x_ptr):
         tl.store(x_ptr, tl.no_such_function(1))
 
@@ -233,6 +238,7 @@ def refused_kernels():
         breaks: (4, "`break`"),
         ambiguous: (2, "a block of 8 values is asked whether it is true"),
         lambdas: (2, "`lambda`"),
+        sequence: (2, "goes over range"),
         misspelled: (2, "no_such_function"),
         shapes: (2, "incompatible|broadcast|shape"),
         asserts: (2, "x is too small"),

@@ -14,56 +14,11 @@ from triton.backends.nvidia.compiler import min_dot_size
 from triton.runtime import interpreter
 
 from gpukern import device
-from gpukern.simulate.interpreter import libdevice
+from gpukern.simulate.interpreter import libdevice, lines
+from gpukern.simulate.interpreter.values import Handle, as_tf32, converted, np_dtype
 from gpukern.simulate.report import Refused
 
-# ml_dtypes' arithmetic rounds each result to nearest even, as a card does.
-_OWN = {
-    "bf16": ml_dtypes.bfloat16,
-    "fp8e5": ml_dtypes.float8_e5m2,
-    "fp8e4nv": ml_dtypes.float8_e4m3fn,
-    "fp8e4b8": ml_dtypes.float8_e4m3fnuz,
-    "fp8e5b16": ml_dtypes.float8_e5m2fnuz,
-    "fp16": np.float16,
-    "fp32": np.float32,
-    "fp64": np.float64,
-    "int1": np.bool_,
-}
-_DTYPES = {name: np.dtype(kind) for name, kind in _OWN.items()}
-_DTYPES |= {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _MIN_DOT = min_dot_size(None)
-
-
-def np_dtype(dtype: tl.dtype) -> np.dtype:
-    """The NumPy type that holds a value of Triton's type; pointers are 64-bit addresses."""
-    dtype = dtype.scalar
-    if dtype.is_ptr():
-        return np.dtype(np.uint64)
-    if dtype.name not in _DTYPES:
-        raise Refused(f"the type {dtype.name}", builder.where(), language="triton")
-    return _DTYPES[dtype.name]
-
-
-class Handle:
-    """A block or a scalar: its values, and Triton's type of one of them."""
-
-    __slots__ = ("data", "dtype")
-
-    def __init__(self, data: np.ndarray, dtype: tl.dtype):
-        self.data = data
-        self.dtype = dtype
-
-    def get_element_ty(self) -> tl.dtype:
-        dtype = self.dtype
-        while hasattr(dtype, "element_ty"):
-            dtype = dtype.element_ty
-        return dtype
-
-    def clone(self) -> "Handle":
-        return Handle(self.data.copy(), self.dtype)
-
-
-interpreter.TensorHandle = Handle  # what upstream's block pointers and descriptors make
 
 
 def _binary(ufunc, flops: int = 0):
@@ -103,12 +58,8 @@ class Builder(interpreter.InterpreterBuilder):
 
     def __getattr__(self, name: str):
         if name.startswith("create_"):
-            raise Refused(f"`{name.removeprefix('create_')}` of Triton", self.where(), language="triton")
+            raise Refused(f"`{name.removeprefix('create_')}` of Triton", lines.where(), language="triton")
         raise AttributeError(name)
-
-    def where(self) -> str:
-        """ "file.py:12", the line that is being run."""
-        return self.launch.where() if self.launch is not None else "kernel"
 
     def count_flops(self, n: int) -> None:
         if self.launch.checks:
@@ -193,11 +144,11 @@ class Builder(interpreter.InterpreterBuilder):
     # Conversions
 
     def cast_impl(self, src, dst_type):
-        return Handle(_saturated(src.data, np_dtype(dst_type)), dst_type.scalar)
+        return Handle(converted(src.data, np_dtype(dst_type)), dst_type.scalar)
 
     def create_fp_to_fp(self, src, dst_type, rounding_mode):
         dtype = np_dtype(dst_type)
-        out = _saturated(src.data, dtype)
+        out = converted(src.data, dtype)
         if rounding_mode == ir.ROUNDING_MODE.RTZ and dtype.itemsize < src.data.itemsize:
             bits = out.view(f"uint{8 * dtype.itemsize}")
             beyond = np.abs(out.astype(src.data.dtype)) > np.abs(src.data)
@@ -234,7 +185,7 @@ class Builder(interpreter.InterpreterBuilder):
         self.count_flops(2 * sizes["K"] * acc.data.size)
         x, y = a.data, b.data
         if a.dtype.is_fp32() and input_precision == ir.INPUT_PRECISION.TF32 and self.launch.tensor_cores_take_tf32:
-            x, y = _tf32(x), _tf32(y)
+            x, y = as_tf32(x), as_tf32(y)
         # An operand as float32, or for integers and float64 as float64, holds every value exactly.
         wide = np.float64 if x.dtype.itemsize == 8 or x.dtype.kind in "iu" else np.float32
         product = np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False))
@@ -245,12 +196,12 @@ class Builder(interpreter.InterpreterBuilder):
     def create_extern_elementwise(self, library, path, symbol, arguments, result_type, is_pure):
         function = libdevice.function(symbol)
         if function is None or library or path:
-            raise Refused(f"`{symbol}` of {path or library or 'libdevice'}", self.where(), language="triton")
+            raise Refused(f"`{symbol}` of {path or library or 'libdevice'}", lines.where(), language="triton")
         out = function(*(a.data for a in arguments))
         return Handle(np.asarray(out).astype(np_dtype(result_type)), result_type.scalar)
 
     def create_inline_asm(self, *_):
-        raise Refused("inline assembly", self.where(), language="triton")
+        raise Refused("inline assembly", lines.where(), language="triton")
 
     def create_print(self, prefix, hex, values, is_signed):
         for value in values or [None]:
@@ -325,33 +276,6 @@ class Builder(interpreter.InterpreterBuilder):
     def create_atomic_cas(self, ptr, expected, value, sem, scope):
         old = self.launch.memory.atomic("cas", ptr.data, None, value.data, sem.name.lower(), expected.data)
         return Handle(old, expected.dtype.scalar)
-
-
-def _saturated(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`data` as `dtype`. What is too large for an integer or a float8 becomes the largest, as a card converts."""
-    if data.dtype.kind in "fV" and dtype.kind in "iu":
-        limits, wide = np.iinfo(dtype), data.astype(np.float64)
-        out = np.where(wide >= float(limits.max), limits.max, np.nan_to_num(np.clip(wide, limits.min, 2.0**62)))
-        return out.astype(dtype) if dtype.itemsize < 8 else _wide_integers(wide, dtype)
-    if dtype.itemsize == 1 and dtype.kind == "V" or dtype.name.startswith("float8"):
-        most = float(ml_dtypes.finfo(dtype).max)
-        return np.clip(data.astype(np.float32), -most, most).astype(dtype)
-    return data.astype(dtype, copy=False)
-
-
-def _wide_integers(wide: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float64 as 64-bit integers: the limits are no float64, so they are put in after the conversion."""
-    limits = np.iinfo(dtype)
-    inside = (wide > limits.min) & (wide < float(limits.max))
-    out = np.where(inside, wide, 0).astype(dtype)
-    out[wide >= float(limits.max)] = limits.max
-    out[wide <= limits.min] = limits.min
-    return out
-
-
-def _tf32(x: np.ndarray) -> np.ndarray:
-    """float32 as tensor cores read it for tf32: the low 13 bits of the mantissa are not there."""
-    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 builder = Builder()

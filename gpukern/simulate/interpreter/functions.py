@@ -14,69 +14,47 @@ keeps its number, so that whatever happens can be told by the line on which the 
 
 import ast
 import inspect
-import sys
 import textwrap
+from types import GeneratorType
 
 import triton.language as tl
 from triton.compiler.code_generator import CodeGenerator
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
 
-from gpukern.simulate.interpreter import language
-
-# Code objects of kernels and of the functions that they call, with their file's name. Those of Triton itself are not
-# here: what happens in tl.softmax happens on the line that calls it.
-_files = {}
-paths = {}  # "file.py" -> where it lies
-_functions = {}  # the Python function -> Function
+from gpukern.simulate.interpreter import language, lines
 
 
-def here() -> tuple:
-    """("file.py", 12): the line of the kernel that is being run."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = _files.get(frame.f_code)
-        if file is not None:
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return "", 0
+def _known(kernel) -> "Function":
+    """The Function of what @triton.jit made; it is kept there."""
+    if "_prepared" not in kernel.__dict__:
+        kernel._prepared = Function(kernel.fn)
+    return kernel._prepared
 
 
-def line_of(error: BaseException) -> str | None:
-    """ "file.py:12", where in a kernel an error was raised; None if in none."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        file = _files.get(trace.tb_frame.f_code)
-        found = f"{file}:{trace.tb_lineno}" if file is not None else found
-        trace = trace.tb_next
-    return found
-
-
-def prepared(function, launch: int):
-    """The function to call for `function`, its names as they are at launch number `launch`."""
-    known = _functions.get(function)
-    if known is None:
-        known = _functions[function] = Function(function)
+def prepared(kernel, launch: int):
+    """The function to call for a kernel, or for one that it calls, its names as they are at launch number `launch`."""
+    known = _known(kernel)
     if known.launch != launch:
         known.look_up(launch)
     return known.call
 
 
-def line(function) -> str:
+def line(kernel) -> str:
     """ "file.py:12", where the `def` of a kernel stands."""
-    return _functions[function].line if function in _functions else ""
+    return _known(kernel).line
 
 
 def uses(kernel, name: str, launch: int) -> bool:
     """Does a kernel, or a function that it calls, use `name`, such as the "dot" of tl.dot?"""
     seen, waiting = set(), [kernel]
     while waiting:
-        function = waiting.pop().fn
+        function = waiting.pop()
         prepared(function, launch)
-        known = _functions[function]
-        if known.upstream or function in seen:
+        known = _known(function)
+        if known.upstream or known in seen:
             continue
-        seen.add(function)
+        seen.add(known)
         if name in known.names:
             return True
         waiting += [value for value in known.namespace.values() if isinstance(value, InterpretedFunction)]
@@ -92,7 +70,7 @@ class Function:
         path = code.co_filename
         file = path.rpartition("/")[2]
         try:
-            source = textwrap.dedent("".join(inspect.getsourcelines(function)[0]))
+            source = textwrap.dedent(inspect.getsource(function))
             tree = ast.parse(source)
         except (OSError, SyntaxError) as error:
             message = f"{file}:{code.co_firstlineno}: the source of {function.__name__} cannot be read ({error}); "
@@ -112,8 +90,7 @@ class Function:
         self.upstream = function.__module__.partition(".")[0] == "triton"
         self.launch = None
         if not self.upstream:
-            _files[self.call.__code__] = file
-            paths[file] = path
+            lines.know(self.call.__code__, file, path)
 
     def look_up(self, launch: int) -> None:
         """Bring the names that the function uses up to date."""
@@ -198,6 +175,11 @@ class _Rewriter(ast.NodeTransformer):
 
     visit_While = visit_IfExp = visit_If
 
+    def visit_For(self, node):
+        self.generic_visit(node)
+        node.iter = self._call("_loop", node.iter)
+        return node
+
     def visit_Compare(self, node):
         if len(node.ops) > 1:
             self.refuse(node, "Triton does not compile a chain of comparisons; write `(a <= b) & (b < c)`")
@@ -218,6 +200,13 @@ def _tensor(value):
     if kind is tuple:
         return tuple(map(_tensor, value))
     return value
+
+
+def _loop(over):
+    """What a `for` goes over."""
+    if not isinstance(over, range | GeneratorType):
+        raise TypeError("a `for` in a kernel goes over range, tl.range or tl.static_range, and nothing else.")
+    return over
 
 
 def _is_block(value) -> bool:
@@ -252,5 +241,5 @@ def _most(a, b, *more):
     return _most(result, *more) if more else result
 
 
-_HELPERS = {"_truth": language.truth, "_tensor": _tensor, "_and": _and, "_or": _or, "_not": _not}
+_HELPERS = {"_truth": language.truth, "_loop": _loop, "_tensor": _tensor, "_and": _and, "_or": _or, "_not": _not}
 _BUILTINS = {"range": language.tensor_range, "min": _least, "max": _most}

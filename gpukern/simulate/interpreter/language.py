@@ -13,8 +13,10 @@ import triton.language as tl
 from triton.language.extra import libdevice as any_libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 
-from gpukern.simulate.interpreter import reductions, types
-from gpukern.simulate.interpreter.builder import Handle, builder
+from gpukern.simulate.interpreter import lines, reductions, types
+from gpukern.simulate.interpreter.builder import builder
+from gpukern.simulate.interpreter.values import Handle
+from gpukern.simulate.report import Refused
 
 semantic = types.Semantic(builder)
 
@@ -44,6 +46,10 @@ def _index(value) -> int:
 
 def _static_assert(condition, message="") -> None:
     assert condition, message or "tl.static_assert fails"
+
+
+def _map_elementwise(*_, **__):
+    raise Refused("tl.map_elementwise", lines.where(), language="triton")
 
 
 def _hint(x, values):
@@ -105,6 +111,8 @@ def _replacements() -> list:
         new[module, "associative_scan"] = reductions.scan
         new[module, "range"], new[module, "static_range"] = tensor_range, _static_range
         new[module, "static_assert"], new[module, "static_print"] = _static_assert, print
+        if hasattr(tl, "map_elementwise"):
+            new[module, "map_elementwise"] = _map_elementwise
         for name in ("multiple_of", "max_contiguous", "max_constancy"):
             new[module, name] = _hint
     new[tl.dtype, "to_ir"] = lambda self, builder: self

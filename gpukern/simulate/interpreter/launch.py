@@ -2,27 +2,28 @@
 
 import functools
 import operator
+import traceback
 from dataclasses import dataclass, fields
 from inspect import signature
 
 import numpy as np
 import torch
-import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import autotuner, interpreter, jit
 from triton.runtime.errors import InterpreterError
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpukern import device, inspect
 from gpukern.simulate import report as reports
-from gpukern.simulate.interpreter import functions, language
-from gpukern.simulate.interpreter.builder import Handle, builder, np_dtype
+from gpukern.simulate.interpreter import functions, language, lines
+from gpukern.simulate.interpreter.arguments import tensors_of, type_of, value_of
+from gpukern.simulate.interpreter.builder import builder
 from gpukern.simulate.interpreter.memory import Memory
-from gpukern.simulate.interpreter.races import Order
+from gpukern.simulate.interpreter.races import MOST_LINES, Order
 from gpukern.simulate.report import FaultError, Refused, Report
 
 _COMPILER_OPTIONS = {field.name for field in fields(CUDAOptions)} | {"stream", "launch_cooperative_grid", "launch_pdl"}
-_PATIENCE = 10_000  # atomics of one program that change nothing, after which it waits for ever
+# After so many atomics that change nothing, or loads of one place, a program waits for ever.
+_PATIENCE, _LOAD_PATIENCE = 10_000, 100_000
 _launches = 0
 _autotune = autotuner.Autotuner.run
 
@@ -89,7 +90,7 @@ def _call(kernel, *args, **kwargs):
     """InterpretedFunction.__call__: a kernel calls another function."""
     if builder.launch is None:
         raise RuntimeError(f"{kernel.fn.__name__} is called as a function; launch a kernel as kernel[grid](...).")
-    return functions.prepared(kernel.fn, _launches)(*args, **kwargs)
+    return functions.prepared(kernel, _launches)(*args, **kwargs)
 
 
 def _run_autotuned(tuner, *args, **kwargs):
@@ -138,7 +139,7 @@ class Launch:
         self.lines, self._line_numbers = [], {}  # ("file.py", 12) and its place in the list
         self._counts = {}  # (counter, line) -> n
         self.program, self.number, self.at, self.tracing = (0, 0, 0), 0, ("", 0), False
-        self._tries = 0
+        self._tries, self._polled, self._polls = 0, None, 0
 
     def run(self, args: tuple, grid, kwargs: dict) -> None:
         global _launches
@@ -153,9 +154,9 @@ class Launch:
         if 0 in self.grid:  # an empty grid launches nothing, on a card as here
             return
         device.check_launch(self.grid, 1)
-        tensors = [pair for name, value in bound.items() for pair in _tensors(name, value)]
+        constant = {name for name, kind in self.kinds.items() if kind == "constexpr"}
+        tensors = [pair for name, value in bound.items() if name not in constant for pair in tensors_of(name, value)]
         self.memory = Memory(self, tensors, self.options.inputs, self.options.outputs)
-        self._addresses = {id(tensor): self.memory.address(n) for n, (_, tensor) in enumerate(tensors)}
         self._let_compile(bound, kwargs)
         builder.launch = self
         try:
@@ -186,7 +187,7 @@ class Launch:
 
         What tl.dot needs of shared memory is the compiler's to say, so simulate.run asks at once if there is a tl.dot.
         """
-        types = {n: _type(v) for n, v in bound.items() if v is not None and self.kinds[n] != "constexpr"}
+        types = {n: type_of(v) for n, v in bound.items() if v is not None and self.kinds[n] != "constexpr"}
         constants = {n: v for n, v in bound.items() if v is None or self.kinds[n] == "constexpr"}
         options = {n: v for n, v in kwargs.items() if n not in bound}
         kernel, card = self.kernel, device.card().name
@@ -204,8 +205,9 @@ class Launch:
 
     def _run_programs(self, bound: dict) -> None:
         try:
-            call = functions.prepared(self.kernel.fn, _launches)
-            values = {name: self._value(name, value) for name, value in bound.items()}
+            call = functions.prepared(self.kernel, _launches)
+            addresses = iter(self.memory.addresses)
+            values = {name: value_of(value, self.kinds[name], addresses) for name, value in bound.items()}
             for z in range(self.grid[2]):
                 for y in range(self.grid[1]):
                     for x in range(self.grid[0]):
@@ -217,13 +219,13 @@ class Launch:
         except _Stop:
             pass
         except (device.LimitError, Refused, InterpreterError) as error:
-            line = functions.line_of(error)
+            line = lines.of(error)
             if isinstance(error, device.LimitError) and line is not None:
                 raise device.LimitError(f"{line}: {error}") from None
             raise
         except Exception as error:
-            line = functions.line_of(error) or functions.line(self.kernel.fn)
-            raise InterpreterError(f"{line}: {type(error).__name__}: {error}") from error
+            line = lines.of(error) or functions.line(self.kernel)
+            raise InterpreterError(f"{line}: {type(error).__name__}: {_words(error)}") from error
 
     def _end_program(self) -> None:
         for shadow in self.unsettled:
@@ -233,48 +235,17 @@ class Launch:
 
     def _finish(self) -> None:
         self._end_program()
-        self.report.files = dict(functions.paths)
-        self.memory.settle(self.options.outputs, functions.line(self.kernel.fn))
+        self.report.files = dict(lines.paths)
+        self.memory.settle(self.options.outputs, functions.line(self.kernel))
         for (name, (file, line)), n in self._counts.items():
             self.report.lines[name, f"{file}:{line}"] += n
         self.report.finish()
-
-    def _value(self, name: str, value):
-        """What the kernel gets for an argument: scalars and pointers as tensors, constants as they are."""
-        kind = self.kinds.get(name, "")
-        if kind == "constexpr" or value is None or isinstance(value, str | tl.dtype | tl.constexpr):
-            return language.replaced(value)
-        if isinstance(value, tuple):
-            parts = [self._value("", part) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        if isinstance(value, TensorDescriptor):
-            return self._descriptor(value)
-        if isinstance(value, bool | int | float):
-            dtype = tl.str_to_ty(kind if kind[:1] in "iufb" and kind else jit.mangle_type(value), None)
-            return tl.tensor(Handle(np.array([value]).astype(np_dtype(dtype)), dtype), dtype)
-        if hasattr(value, "data_ptr"):
-            dtype = tl.str_to_ty(jit.mangle_type(value), None)
-            return tl.tensor(Handle(np.array([self._addresses[id(_base(value))]], np.uint64), dtype), dtype)
-        return value
-
-    def _descriptor(self, value: TensorDescriptor):
-        return language.semantic.make_tensor_descriptor(
-            self._value("", value.base),
-            [self._value("", int(n)) for n in value.shape],
-            [*(self._value("", int(n)) for n in value.strides[:-1]), tl.constexpr(1)],
-            [tl.constexpr(n) for n in value.block_shape],
-            padding_option=value.padding,
-        )
 
     # What a running program's operations ask
 
     def look(self) -> None:
         """Find the line that is being run: what is counted from now on belongs to it."""
-        self.at = functions.here()
-
-    def where(self) -> str:
-        file, line = functions.here()
-        return f"{file}:{line}"
+        self.at = lines.here()
 
     def who(self, number: int | None = None) -> str:
         """ "program 7", or "program (3, 1)" of a grid with more axes."""
@@ -295,22 +266,32 @@ class Launch:
         """The place of the present line in `lines`."""
         number = self._line_numbers.get(self.at)
         if number is None:
-            number = self._line_numbers[self.at] = len(self.lines)
+            number = self._line_numbers[self.at] = min(len(self.lines), MOST_LINES - 1)
             self.lines.append(self.at)
         return number
 
     def fault(self, kind: str, message: str, who: list, array, index, count: int) -> None:
-        self.report.add(kind, message, self.where(), who, array, index, count)
+        self.report.add(kind, message, lines.where(), who, array, index, count)
 
     def meet(self, address: int, acquires: bool, releases: bool, changed: bool) -> None:
         """An atomic on one element: it may order programs. Too many that change nothing are a program that waits."""
         self.order.add(self.number, address, acquires, releases)
         self._tries = 0 if changed else self._tries + 1
         if self._tries > _PATIENCE:
-            what = f"{self.who()} waits ({self.where()}) for what no program that ran before it has done. "
-            advice = "Programs may start in any order, and not all at once: wait only for those with a smaller number."
-            self.fault("hang", what + advice, [self.who()], None, None, 1)
-            raise _Stop
+            self._hang()
+
+    def poll(self, address: int | None) -> None:
+        """A plain load of one element, or (None) a store. Who loads one place for ever, and stores nothing, waits."""
+        self._polls = self._polls + 1 if address is not None and address == self._polled else 0
+        self._polled = address
+        if self._polls > _LOAD_PATIENCE:
+            self._hang()
+
+    def _hang(self) -> None:
+        what = f"{self.who()} waits ({lines.where()}) for what no program that ran before it has done. "
+        advice = "Programs may start in any order, and not all at once: wait only for those with a smaller number."
+        self.fault("hang", what + advice, [self.who()], None, None, 1)
+        raise _Stop
 
 
 def _sizes(grid) -> tuple:
@@ -321,25 +302,9 @@ def _sizes(grid) -> tuple:
     return (*grid, 1, 1)[:3]
 
 
-def _type(value) -> str:
-    """The type of an argument as the compiler writes it, and what it knows of its divisibility."""
-    name = jit.mangle_type(value)
-    if isinstance(value, int) and not isinstance(value, bool) and (value == 1 or value % 16 == 0):
-        return f"{name}:{1 if value == 1 else 16}"
-    return f"{name}:1" if hasattr(value, "data_ptr") and value.data_ptr() % 16 else name
-
-
-def _base(value):
-    """The torch tensor under triton.reinterpret."""
-    return value.base if isinstance(value, jit.TensorWrapper) else value
-
-
-def _tensors(name: str, value):
-    """(name, tensor) of each tensor in an argument."""
-    if isinstance(value, tuple):
-        for n, part in enumerate(value):
-            yield from _tensors(f"{name}[{n}]", part)
-    elif isinstance(value, TensorDescriptor):
-        yield name, _base(value.base)
-    elif hasattr(value, "data_ptr"):
-        yield name, _base(value)
+def _words(error: Exception) -> str:
+    """What an error says; an assertion of Triton's that says nothing is its own text."""
+    if str(error):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return last.line or ""

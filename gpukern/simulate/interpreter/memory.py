@@ -7,102 +7,23 @@ sectors and alignment are as on a card. An address below all stretches is a real
 memory (`x.data_ptr()` in a tensor of pointers): it belongs to the live tensor that lies there.
 """
 
-import ctypes
 import gc
 import math
 
 import numpy as np
 import torch
 
+from gpukern.simulate.interpreter import lines
 from gpukern.simulate.interpreter.races import Shadow
-from gpukern.simulate.report import SECTOR, Access, Refused
+from gpukern.simulate.interpreter.regions import Region, Tensor, extent
+from gpukern.simulate.interpreter.watch import ALLOCATION, Watch
+from gpukern.simulate.report import Refused
 
 POISON = 0xFF  # what a lane finds out of bounds: NaN as a float, -1 as an integer
-_STRETCH, _MIDDLE = 48, 1 << 46
-_ALIGNED = 16  # bytes; regions begin at multiples of it
+_STRETCH, _MIDDLE = 48, ALLOCATION + 1
 
 
-class Region:
-    """Memory in which tensors overlap, or one tensor alone.
-
-    low      address of the first byte, in this process
-    granule  bytes of the smallest element; the unit of the shadow
-    """
-
-    def __init__(self, low: int, high: int, granule: int):
-        self.low = low // _ALIGNED * _ALIGNED
-        self.high = high
-        self.data = np.empty(0, np.uint8)
-        if high > self.low:
-            self.data = np.frombuffer((ctypes.c_uint8 * (high - self.low)).from_address(self.low), np.uint8)
-        self.granule = granule
-        self.shadow = None  # races.Shadow, if races are looked for
-        self.ready = None  # for each granule: was it written? None: all was, before the launch
-        self.inputs = []  # (first byte, byte after the last, name) of tensors that must not be written
-        self._flat = {}
-
-    @property
-    def granules(self) -> int:
-        return -(-len(self.data) // self.granule)
-
-    def flat(self, dtype: np.dtype) -> np.ndarray:
-        """All of it as elements of `dtype`."""
-        if dtype not in self._flat:
-            self._flat[dtype] = self.data[: len(self.data) // dtype.itemsize * dtype.itemsize].view(dtype)
-        return self._flat[dtype]
-
-    def refine(self, granule: int) -> None:
-        """Split granules: a pointer was cast to a smaller type."""
-        times, self.granule = self.granule // granule, granule
-        if self.shadow is not None:
-            self.shadow.refine(times)
-        if self.ready is not None:
-            self.ready = np.repeat(self.ready, times)
-
-    def granules_of(self, where, size: int):
-        """The granules of elements `where` (a slice or indices) of `size` bytes."""
-        if size < self.granule:
-            self.refine(size)
-        many = size // self.granule
-        if many == 1:
-            return where
-        if type(where) is slice:
-            return slice(where.start * many, where.stop * many)
-        return (where[:, None] * many + np.arange(many)).reshape(-1)
-
-
-class Tensor:
-    """A tensor that the kernel has a pointer to.
-
-    name      of the parameter; shape and strides in elements, or None for memory that no argument names
-    first     byte of the region where it begins; size: bytes from its first element to the end of its last
-    base      the address of its first byte, as the kernel sees it
-    """
-
-    def __init__(self, name: str, region: Region, first: int, size: int, base: int, like=None):
-        self.name, self.region, self.first, self.size, self.base = name, region, first, size, base
-        self.like = like
-
-    def elements(self, table: np.ndarray) -> np.ndarray:
-        """The entries of a table of granules that belong to it: [*shape, granules of an element]."""
-        size, granule = self.like.element_size(), self.region.granule
-        strides = (*(s * size // granule for s in self.like.stride()), 1)
-        shape = (*self.like.shape, size // granule)
-        return np.lib.stride_tricks.as_strided(
-            table[self.first // granule :], shape, tuple(s * table.itemsize for s in strides)
-        )
-
-
-def extent(tensor: torch.Tensor) -> tuple:
-    """First byte of a tensor's elements, and the byte after the last."""
-    low = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return low, low
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return low, low + (last + 1) * tensor.element_size()
-
-
-class Memory:
+class Memory(Watch):
     """What the programs of one launch load and store.
 
     arguments  [(name, tensor)] in the kernel's order
@@ -130,7 +51,7 @@ class Memory:
         for region in self.regions:
             region.shadow = Shadow(launch, region.granules)
         for tensor in self.tensors:
-            if tensor.name in outputs:
+            if tensor.name.partition("[")[0] in outputs:
                 region = tensor.region
                 region.ready = np.ones(region.granules, bool) if region.ready is None else region.ready
                 tensor.elements(region.ready)[...] = False
@@ -141,12 +62,13 @@ class Memory:
         first = low - region.low
         base = (len(self.tensors) + 1 << _STRETCH) + _MIDDLE + low - tensor.untyped_storage().data_ptr()
         self.tensors.append(Tensor(name, region, first, high - low, base, tensor))
-        if name.partition(".")[0] in inputs:
+        if name.partition("[")[0] in inputs:
             region.inputs.append((first, first + high - low, name))
 
-    def address(self, number: int) -> int:
-        """What the kernel gets for the tensor argument at place `number`."""
-        return self.tensors[number].base
+    @property
+    def addresses(self) -> list:
+        """What the kernel gets for its tensor arguments."""
+        return [tensor.base for tensor in self.tensors]
 
     # What programs do
 
@@ -164,8 +86,12 @@ class Memory:
         if not len(address):
             return out.reshape(shape)
         for tensor, where, part in self._locate(address, lanes, dtype.itemsize, "load"):
-            if tensor is not None and volatile and n == 1:
-                self.launch.meet(tensor.region.low + where.start * dtype.itemsize, True, False, False)
+            if tensor is not None and n == 1:
+                place = tensor.region.low + where.start * dtype.itemsize
+                if volatile:
+                    self.launch.meet(place, True, False, False)
+                else:
+                    self.launch.poll(place)
             if tensor is None:
                 values = np.full(len(part) * dtype.itemsize, POISON, np.uint8).view(dtype)
             else:
@@ -185,6 +111,7 @@ class Memory:
         address, lanes = _active(pointers, mask)
         if not len(address):
             return
+        self.launch.poll(None)
         dtype = value.dtype
         value = np.broadcast_to(value, pointers.shape).reshape(-1)
         for tensor, where, part in self._locate(address, lanes, dtype.itemsize, "store"):
@@ -255,7 +182,8 @@ class Memory:
                 offset = address - np.uint64(tensor.base)
                 inside = left & (offset < np.uint64(max(tensor.size - size + 1, 0)))
                 same = address >> np.uint64(_STRETCH) == np.uint64(tensor.base >> _STRETCH)
-                mine = left & same if tensor.base >> _STRETCH else inside
+                mine = left & same if tensor.base >> _STRETCH else inside.copy()
+                mine[first] = True
             wrong = mine & ~inside
             if wrong.any():
                 self._out_of_bounds(tensor, offset[wrong].view(np.int64), size, doing)
@@ -298,7 +226,7 @@ class Memory:
         if first % size or (not neighbours and (step & (size - 1)).any()):
             raise Refused(
                 f"an access to {tensor.name} at an address that is no multiple of {size} bytes",
-                self.launch.where(),
+                lines.where(),
                 language="triton",
             )
         if neighbours:
@@ -310,125 +238,6 @@ class Memory:
             if self.launch.tracing:
                 self._trace(tensor, address, offset, lanes, size, doing)
         return where
-
-    # What is counted and found
-
-    def _count(self, tensor, address, step, neighbours: bool, size: int, doing: str) -> None:
-        launch = self.launch
-        if doing == "atomic":
-            launch.count("atomics", 1)
-            return
-        if neighbours:
-            sectors = (int(address[-1]) + size - 1) // SECTOR - int(address[0]) // SECTOR + 1
-        else:
-            sector = address >> np.uint64(5)
-            if step.min() < 0:
-                sector = np.sort(sector)
-            sectors = int(np.count_nonzero(sector[1:] != sector[:-1])) + 1
-        launch.count(f"global_{doing}_requests", 1)
-        launch.count(f"global_{doing}_sectors", sectors)
-
-    def _note_load(self, tensor, where, dtype, volatile: bool) -> None:
-        region = tensor.region
-        places = region.granules_of(where, dtype.itemsize)
-        region.shadow.read(places, tensor, volatile)
-        if region.ready is not None and not region.ready[places].all():
-            self._uninitialised(tensor, places)
-
-    def _note_store(self, tensor, where, new, bits) -> None:
-        region = tensor.region
-        places = region.granules_of(where, bits.itemsize)
-
-        def same(granules):
-            """Do the elements of these granules get the value that they have?"""
-            now = region.flat(bits)[where] == np.ascontiguousarray(new).view(bits)
-            return bool(np.repeat(now, len(granules) // len(now))[granules].all())
-
-        region.shadow.write(places, tensor, same)
-        self._note_written(tensor, places)
-
-    def _note_atomic(self, tensor, where, dtype) -> None:
-        places = tensor.region.granules_of(where, dtype.itemsize)
-        tensor.region.shadow.atomic(places, tensor)
-        self._note_written(tensor, places)
-
-    def _note_written(self, tensor, places) -> None:
-        region = tensor.region
-        if region.ready is not None:
-            region.ready[places] = True
-        for first, last, name in region.inputs:
-            places = np.arange(places.start, places.stop) if type(places) is slice else places
-            byte = places * region.granule
-            wrong = (byte >= first) & (byte < last)
-            if wrong.any():
-                index = self.index_of(tensor, int(byte[np.argmax(wrong)]))
-                me = self.launch.who()
-                what = f"{me} writes {tensor.name}[{index}] ({self.launch.where()}), which lies in the input {name}. "
-                advice = "Whoever launched the kernel still needs it: write to an output."
-                self.launch.fault("input_written", what + advice, [me], tensor.name, (index,), int(wrong.sum()))
-
-    @staticmethod
-    def index_of(tensor: Tensor, byte: int) -> int:
-        """Elements between the tensor's first and a byte of its region."""
-        size = tensor.like.element_size() if tensor.like is not None else 1
-        return (byte - tensor.first) // size
-
-    def _uninitialised(self, tensor, places) -> None:
-        region = tensor.region
-        missing = ~region.ready[places]
-        place = int(np.argmax(missing)) + places.start if type(places) is slice else int(places[np.argmax(missing)])
-        index = self.index_of(tensor, place * region.granule)
-        me = self.launch.who()
-        what = f"{me} loads {tensor.name}[{index}] ({self.launch.where()}), which nobody has written. "
-        advice = "An output starts with anything in it: store it first."
-        self.launch.fault("uninitialised", what + advice, [me], tensor.name, (index,), int(missing.sum()))
-
-    def _out_of_bounds(self, tensor, offset: np.ndarray, size: int, doing: str) -> None:
-        me, line = self.launch.who(), self.launch.where()
-        does = {"load": "loads", "store": "stores to", "atomic": "changes"}[doing]
-        if tensor is None:
-            what = f"{me} {does} the address {int(offset[0]):#x} ({line}), where no tensor lies. "
-            self.launch.fault(
-                "out_of_bounds", what + "Compute addresses from a pointer argument.", [me], None, None, len(offset)
-            )
-            return
-        index = int(offset[0]) // size
-        has = f"{tensor.name} has {tensor.size // size} elements from its pointer on"
-        if tensor.like is not None and not tensor.like.is_contiguous():
-            has += f" (shape {tuple(tensor.like.shape)}, strides {tensor.like.stride()})"
-        if index < 0:
-            why = "That is before its first element: a pointer went below the start."
-        else:
-            why = "A card reads or destroys what lies there."
-        advice = "Give the access a mask, as in mask=offsets < n (for a block pointer: boundary_check)."
-        what = f"{me} {does} {tensor.name}[{index}] ({line}), but {has}. {why} {advice}"
-        self.launch.fault("out_of_bounds", what, [me], tensor.name, (index,), len(offset))
-
-    def _trace(self, tensor, address, offset, lanes, size: int, doing: str) -> None:
-        lanes = np.arange(len(offset)) if lanes is None else lanes
-        where = (address & np.uint64(_MIDDLE - 1)).view(np.int64)  # from the start of the allocation
-        step = len(self.launch.report.trace)
-        index = (offset.view(np.int64) // size,)
-        elements = tensor.size // size
-        self.launch.report.trace.append(
-            Access(step, self.launch.where(), "global", doing, tensor.name, (elements,), size, lanes, index, where)
-        )
-
-    def settle(self, outputs: tuple, line: str) -> None:
-        """After the run: unique bytes, and outputs that were not written."""
-        for region in self.regions if self.checks else ():
-            region.shadow.count_unique(region.granule)
-        for tensor in self.tensors:
-            if self.checks and tensor.name in outputs:
-                missing = np.argwhere(~tensor.elements(tensor.region.ready).all(-1))
-                if len(missing):
-                    self._not_written(tensor.name, tuple(map(int, missing[0])), len(missing), line)
-
-    def _not_written(self, name: str, index: tuple, count: int, line: str) -> None:
-        at = f"{name}[{', '.join(map(str, index))}]"
-        what = f"no program writes {at}" + (f" nor {count - 1:,} more elements" if count > 1 else "")
-        what += f" of the output {name}. They keep what lay in memory: launch enough programs, and let each element "
-        self.launch.report.add("uninitialised", what + "have its lane.", line, (), name, index, count)
 
 
 def _active(pointers: np.ndarray, mask) -> tuple:

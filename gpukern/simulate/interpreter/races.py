@@ -10,9 +10,11 @@ that one came later; and so on from program to program. Triton's atomics are bot
 
 import numpy as np
 
+from gpukern.simulate.interpreter import lines
+
 # An entry, in 64 bits: when (24) | line (10) | atomic (1) | program + 1 (28). Zero: never.
 _WHO, _ATOMIC, _LINE, _WHEN = (1 << 28) - 1, 28, 29, 39
-_MOST_LINES, _LATEST = 1 << 10, (1 << 24) - 1
+MOST_LINES, _LATEST = 1 << 10, (1 << 24) - 1
 _MOST_NOTES = 1 << 21  # places
 
 
@@ -101,7 +103,7 @@ class Shadow:
     def count_unique(self, granule: int) -> None:
         """Distinct bytes that were loaded and stored, by the line that did so last."""
         for table, name in ((self.reads, "global_load_unique_bytes"), (self.writes, "global_store_unique_bytes")):
-            counts = np.bincount(table[table != 0] >> _LINE & _MOST_LINES - 1)
+            counts = np.bincount(table[table != 0] >> _LINE & MOST_LINES - 1)
             for line in np.flatnonzero(counts):
                 self.launch.count_at(name, self.launch.lines[line], int(counts[line]) * granule)
 
@@ -110,7 +112,7 @@ class Shadow:
         launch = self.launch
         index = launch.memory.index_of(tensor, element * size)
         me = launch.who()
-        what = f"{me} stores different values to {tensor.name}[{index}] ({launch.where()}) in one tl.store. "
+        what = f"{me} stores different values to {tensor.name}[{index}] ({lines.where()}) in one tl.store. "
         advice = "One of its lanes wins, and none is sure to: give each lane its own element, or use tl.atomic_add."
         launch.fault("race", what + advice, [me, me], tensor.name, (index,), lanes)
 
@@ -130,10 +132,10 @@ class Shadow:
             return
         if self.launch.order.log:
             before = self.launch.order.before(self.launch.number)
-            for key in np.unique(entries[hit] & ~np.int64((_MOST_LINES - 1) << _LINE)):
+            for key in np.unique(entries[hit] & ~np.int64((MOST_LINES - 1) << _LINE)):
                 when = before.get(int(key & _WHO) - 1)
                 if when is not None and int(key >> _WHEN) <= when:
-                    hit &= (entries & ~np.int64((_MOST_LINES - 1) << _LINE)) != key
+                    hit &= (entries & ~np.int64((MOST_LINES - 1) << _LINE)) != key
             if not hit.any():
                 return
         self._report(entries, hit, places, tensor, doing, other, same is not None and same(hit))
@@ -145,10 +147,10 @@ class Shadow:
         place = places.start + first if type(places) is slice else int(places[first])
         index = launch.memory.index_of(tensor, place * tensor.region.granule)
         me, you = launch.who(), launch.who((entry & _WHO) - 1)
-        there = ":".join(map(str, launch.lines[entry >> _LINE & _MOST_LINES - 1]))
+        there = ":".join(map(str, launch.lines[entry >> _LINE & MOST_LINES - 1]))
         if entry >> _ATOMIC & 1:
             other = "changes atomically"
-        what = f"{me} {doing} {tensor.name}[{index}] ({launch.where()}), which {you} {other} ({there})"
+        what = f"{me} {doing} {tensor.name}[{index}] ({lines.where()}), which {you} {other} ({there})"
         if same:
             kind, advice = (
                 "same_value_race",

@@ -3,7 +3,8 @@
 import numpy as np
 import triton.language as tl
 
-from gpukern.simulate.interpreter.builder import Handle, builder, np_dtype
+from gpukern.simulate.interpreter.builder import builder
+from gpukern.simulate.interpreter.values import Handle, np_dtype
 
 _KNOWN_SUM = tl.standard._sum_combine
 

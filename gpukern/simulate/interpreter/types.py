@@ -10,7 +10,9 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
-from gpukern.simulate.interpreter.builder import Handle
+from gpukern.simulate.interpreter import lines
+from gpukern.simulate.interpreter.values import Handle
+from gpukern.simulate.report import Refused
 
 _MOST_TYPES = 4096
 _known = {}  # (id of an element type, shape) -> (that type, what a block type has)
@@ -79,6 +81,9 @@ class Semantic(TritonSemantic):
         else:
             return lhs, rhs
         return super().broadcast_impl_value(lhs, rhs)
+
+    def dot_scaled(self, *_, **__):
+        raise Refused("tl.dot_scaled", lines.where(), language="triton")
 
     @staticmethod
     def _repeat(scalar, like: tl.block_type):
