@@ -18,12 +18,20 @@ Shape = Mapping[str, int]
 class InputError(ValueError):
     """An argument that a kernel or the layer refuses; the message says what to do."""
 
+# A package that a version needs and a machine may lack -> what to do then.
+_REMEDIES = {
+    "triton": "this version needs Triton, which installs on Linux only. Use a Numba version here, "
+    "or run the course on Linux, WSL 2, Binder or Colab.",
+    "cutlass": "this version needs NVIDIA's CUTLASS for Python: pip install nvidia-cutlass-dsl (Linux only), "
+    'or install the course with its extra: pip install -e ".[cutlass]".',
+}
+
 
 @dataclass(frozen=True)
 class Version:
     """One rung of a ladder: a launcher, its language and its default tile.
 
-    language  "numba", "triton" or "torch"
+    language  "torch", "numba", "triton", "cuda" (CUDA C++) or "cutlass" (CUTLASS's Python language, CuTe)
     launcher  "module:function"; imported at the first call, so that a machine without Triton has the Numba half
     tile      keyword arguments of the launcher that a learner may change, with their defaults
     shared    "module:function" of (**tile, dtype, on) -> bytes of shared memory a block on a card; None if the tile
@@ -34,6 +42,11 @@ class Version:
     launcher: str
     tile: Mapping[str, int] = field(default_factory=dict)
     shared: str | None = None
+
+    @property
+    def needs_card(self) -> bool:
+        """True if it cannot run on the simulated GPU, which runs Numba and Triton: calling it there is a DeviceError."""
+        return self.language in ("cuda", "cutlass")
 
     @property
     def function(self) -> Callable:
@@ -53,11 +66,9 @@ class Version:
         try:
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
-            if error.name and error.name.partition(".")[0] == "triton":
-                raise ImportError(
-                    "this version needs Triton, which installs on Linux only. Use a Numba version here, "
-                    "or run the course on Linux, WSL 2, Binder or Colab."
-                ) from error
+            missing = (error.name or "").partition(".")[0]
+            if missing in _REMEDIES:
+                raise ImportError(_REMEDIES[missing]) from error
             raise
 
     def __call__(self, *args, **kwargs) -> torch.Tensor:

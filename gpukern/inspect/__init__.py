@@ -3,11 +3,13 @@
     made = inspect.compiled(kernel, "void(float32[::1], float32[::1])", "T4")        # a @cuda.jit kernel
     made = inspect.compiled(kernel, {"x_ptr": "*fp32", "n": "i32"}, "A100", BLOCK=64) # a @triton.jit kernel
     made = inspect.compiled(kernel, (x, out, 1000), BLOCK=64)                        # typed by example arguments
+    made = inspect.compiled(kernel, (torch.float32, 16), "H200")                     # a CUDA C++ kernel, of a .cu file
     made.registers, made.shared, made.spills, made.features["wgmma"], made.ptx, made.sass
     inspect.occupancy(256, made.registers, made.shared, "T4")
 
 No GPU is needed, and what a compiler would refuse on the card is refused here: CompileError, in the compiler's words.
-Numba's kernels are compiled in this process (`numba_compiler`), Triton's in one beside it (`triton_compiler`).
+Numba's kernels are compiled in this process (`numba_compiler`), Triton's in one beside it (`triton_compiler`), CUDA C++
+by NVRTC, which is a library of this process (`cpp_compiler`).
 """
 
 from gpukern import device
@@ -21,10 +23,11 @@ __all__ = ["CompileError", "Compiled", "Occupancy", "Resources", "compiled", "oc
 def compiled(kernel, signature, card: str | None = None, **meta) -> Compiled:
     """Compile `kernel` for arguments of the types in `signature`, for the card called `card`. Needs no GPU.
 
-    kernel     decorated with `@cuda.jit`, or with `@triton.jit` (autotuned or with heuristics, too)
+    kernel     decorated with `@cuda.jit`, or with `@triton.jit` (autotuned or with heuristics, too), or a CppKernel
     signature  either example arguments in a tuple or list, as a launch would pass them: arrays, tensors, numbers;
                or, for Numba, a signature as Numba writes them: "void(float32[:], int64)", or a tuple of Numba's types;
-               or, for Triton, a dict with the type of every parameter that is no constexpr: "*fp32", "*bf16", "i32", …
+               or, for Triton, a dict with the type of every parameter that is no constexpr: "*fp32", "*bf16", "i32", …;
+               for a CppKernel, the parameters of its template in a tuple: dtypes, numbers, bools
     card       "H200", "A100", "T4" or "RTX 4090"; default: this machine's card, or the simulated one
     meta       Triton's keyword arguments: constexprs, num_warps, num_stages, maxnreg, …
 
@@ -51,4 +54,10 @@ def compiled(kernel, signature, card: str | None = None, **meta) -> Compiled:
         from gpukern.inspect import triton_compiler
 
         return triton_compiler.compiled(kernel, signature, on, meta)
+    if type(kernel).__name__ == "CppKernel":
+        if meta:
+            raise TypeError(f"{', '.join(meta)}: a CUDA C++ kernel is compiled as its template's parameters say.")
+        from gpukern.inspect import cpp_compiler
+
+        return cpp_compiler.compiled(kernel, signature, on)
     raise TypeError(f"{kernel!r} is no kernel: decorate a function with @cuda.jit or @triton.jit.")
