@@ -2,8 +2,12 @@
 
 Causal: row i sees column j if and only if j <= i + S - T, as in `softmax`; a row that sees nothing is 0.
 
+k and v may have fewer heads, H_kv, that divide H: H / H_kv neighbouring heads of q then share one (grouped heads).
+
 `numba` and `triton` run the three kernels in a row and write the [B, H, T, S] scores and weights to memory between
 them. `triton_flash` is one kernel that never does: Dao et al., *FlashAttention* (arXiv 2205.14135).
+`triton_flash_descriptors` lets the card's copy engine load its tiles, `triton_flash_specialised` gives the loads to
+warps of their own, and `triton_split_kv` is for decode: it splits the cache over programs.
 
 Cost for q [B, H, T, D], k and v [B, H, S, D]: 4D operations for each visible pair of tokens, in every batch and head;
 BHD(T + 2S) elements read and BHTD written at the least.
@@ -20,7 +24,7 @@ from gpukern.op import Op, Version, normal
 
 
 def reference(q, k, v, causal: bool = True) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k, v: `[B, H, S, D]`. Returns `[B, T, H*D]` in float64."""
+    """q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`. Returns `[B, T, H*D]` in float64."""
     return values_reference(softmax_reference(scores_reference(q, k), causal), v)
 
 
@@ -31,19 +35,22 @@ def attention_torch(q, k, v, causal: bool = True) -> torch.Tensor:
     a row that sees nothing, which only then can be, is made 0: on a card some of its backends leave other values there.
     """
     T, S = q.shape[2], k.shape[2]
+    grouped = q.shape[1] != k.shape[1]
     if causal and T != S and T != 1:
         mask = visible(T, S, q.device)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).masked_fill(~mask.any(-1, keepdim=True), 0)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+        out = out.masked_fill(~mask.any(-1, keepdim=True), 0)
     else:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(2)
 
 
 def inputs(shape, dtype, device, generator) -> dict:
-    """Flags of `shape`: causal; strided (k and v are kept token by token)."""
+    """Of `shape`: H_kv, heads of k and v, where they are not H; flags causal; strided (k, v kept token by token)."""
     kind = {"dtype": dtype, "device": device, "generator": generator}
     B, H, T, S, D = (shape[axis] for axis in "BHTSD")
     q = normal(B, H, T, D, mean=0.3, **kind)
+    H = shape.get("H_kv", H)
     if shape.get("strided"):
         k = normal(B, S, H, D, mean=0.3, **kind).transpose(1, 2)
         v = normal(B, S, H, D, mean=0.5, **kind).transpose(1, 2)
@@ -72,7 +79,7 @@ attention = Op(
         {"B": 1, "H": 2, "T": 0, "S": 5, "D": 16, "causal": 1},
     ),
     flops=flops,
-    bytes=lambda s, dtype: 2 * s["B"] * s["H"] * s["D"] * (s["T"] + s["S"]) * dtype.itemsize,
+    bytes=lambda s, dtype: 2 * s["B"] * s["D"] * (s["H"] * s["T"] + s.get("H_kv", s["H"]) * s["S"]) * dtype.itemsize,
     tolerance={torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.attention:attention_torch"),
@@ -83,6 +90,24 @@ attention = Op(
             "gpukern.kernels.attention.triton_ladder:attention_flash",
             {"BM": 64, "BN": 64, "warps": 4, "stages": 3},
             shared="gpukern.kernels.attention.triton_ladder:shared_bytes",
+        ),
+        "triton_flash_descriptors": Version(
+            "triton",
+            "gpukern.kernels.attention.triton_descriptors:attention_descriptors",
+            {"BM": 128, "BN": 64, "warps": 8, "stages": 3},
+            shared="gpukern.kernels.attention.triton_descriptors:descriptors_shared_bytes",
+        ),
+        "triton_flash_specialised": Version(
+            "triton",
+            "gpukern.kernels.attention.triton_descriptors:attention_specialised",
+            {"BM": 128, "BN": 128, "warps": 4, "stages": 2},
+            shared="gpukern.kernels.attention.triton_descriptors:descriptors_shared_bytes",
+        ),
+        "triton_split_kv": Version(
+            "triton",
+            "gpukern.kernels.attention.triton_split_kv:attention_split_kv",
+            {"BN": 64, "splits": 8, "warps": 4, "stages": 3},
+            shared="gpukern.kernels.attention.triton_split_kv:split_kv_shared_bytes",
         ),
     },
 )

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.matmul.triton_ladder import buffers, require_dot_tile
+from gpukern.kernels.scores import require_groups
 from gpukern.kernels.scores.triton_ladder import scores
 from gpukern.kernels.softmax.triton_ladder import softmax
 from gpukern.kernels.values.triton_ladder import values
@@ -17,7 +18,7 @@ HEAD_SIZES = (16, 32, 64, 128)
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k, v: `[B, H, S, D]`, any strides. Returns `[B, T, H*D]`.
+    """q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`, any strides. Returns `[B, T, H*D]`.
 
     Three kernels: the scores and the weights, `[B, H, T, S]` each, go to memory and come back.
     """
@@ -85,6 +86,7 @@ def _attention_flash_kernel(
     v_ptr,
     out_ptr,  # [B, T, H*D] contiguous
     H,
+    GROUP,  # heads that share one head of k and v
     T,
     S,
     scale,
@@ -111,8 +113,8 @@ def _attention_flash_kernel(
     m_mask = (m < T)[:, None]
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh + m.to(tl.int64)[:, None] * stride_qt + d[None, :]
     q = tl.load(q_ptrs, mask=m_mask, other=0.0)  # [BM, D]
-    k_ptr += b * stride_kb + h * stride_kh
-    v_ptr += b * stride_vb + h * stride_vh
+    k_ptr += b * stride_kb + h // GROUP * stride_kh
+    v_ptr += b * stride_vb + h // GROUP * stride_vh
 
     whole, last = S // BN * BN, S
     if CAUSAL:  # row i sees i + S - T + 1 columns; tiles that not even the last row sees are skipped
@@ -143,21 +145,12 @@ def attention_flash(
     warps: int = 4,
     stages: int = 3,
 ) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k, v: `[B, H, S, D]`; D is 16, 32, 64 or 128 and its elements lie side by side.
+    """q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`, H a multiple of H_kv; D is 16, 32, 64 or 128, its elements side by side.
 
     One kernel: scores and weights never leave the SM. BM rows and BN columns at a time, powers of two from 16.
     Returns `[B, T, H*D]`. Raises InputError for arguments that do not fit, LimitError for a tile the card cannot hold.
     """
-    require(q, "q", (None, None, None, None))
-    B, H, T, D = q.shape
-    require(k, "k", (B, H, None, D), like=q)
-    S = k.shape[2]
-    require(v, "v", (B, H, S, D), like=q)
-    if D not in HEAD_SIZES:
-        raise InputError(f"heads of {D} are not supported; use one of {HEAD_SIZES}, or the version in three kernels.")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.stride(3) != 1:
-            raise InputError(f"{name} must have the elements of a head side by side; call .contiguous() first.")
+    B, H, T, D, H_kv, S = require_heads(q, k, v)
     require_dot_tile(warps, stages, BM=BM, BN=BN)
     out = torch.empty((B, T, H * D), dtype=q.dtype, device=q.device)
     if out.numel() == 0:
@@ -165,10 +158,26 @@ def attention_flash(
     grid = (B * H * triton.cdiv(T, BM),)
     device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, D, warps, stages, q.dtype))
     _attention_flash_kernel[grid](
-        q, k, v, out, H, T, S, D**-0.5 * math.log2(math.e), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         CAUSAL=causal, BM=BM, BN=BN, D=D, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
+
+
+def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
+    """(B, H, T, D, H_kv, S) of q `[B, H, T, D]` and k, v `[B, H_kv, S, D]`. Refuses what flash attention cannot take."""
+    require(q, "q", (None, None, None, None))
+    B, H, T, D = q.shape
+    require(k, "k", (B, None, None, D), like=q)
+    H_kv, S = k.shape[1:3]
+    require(v, "v", (B, H_kv, S, D), like=q)
+    require_groups(H, H_kv)
+    if D not in HEAD_SIZES:
+        raise InputError(f"heads of {D} are not supported; use one of {HEAD_SIZES}, or the version in three kernels.")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.stride(3) != 1:
+            raise InputError(f"{name} must have the elements of a head side by side; call .contiguous() first.")
+    return B, H, T, D, H_kv, S
 
 
 def shared_bytes(

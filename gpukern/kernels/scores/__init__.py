@@ -1,5 +1,7 @@
 """scores: q k^T / sqrt(D), for every head: how much each new token attends to each token. No mask, no softmax.
 
+k may have fewer heads, H_kv, that divide H: heads g*H/H_kv .. (g+1)*H/H_kv of q then share head g (grouped heads).
+
 Cost for q [B, H, T, D] and k [B, H, S, D]: 2BHTSD operations; BHD(T + S) elements read, BHTS written. All pairs of
 tokens count here, where no mask is known; the layer's stage counts the visible ones. In prefill the written matrix is
 the largest tensor of the layer, and that is why flash attention never writes it.
@@ -12,14 +14,31 @@ from gpukern.op import InputError, Op, Version, normal
 
 
 def reference(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k: `[B, H, S, D]`. Returns `[B, H, T, S]` in float64."""
-    return q.double() @ k.double().transpose(-1, -2) * q.shape[-1] ** -0.5
+    """q: `[B, H, T, D]`, k: `[B, H_kv, S, D]`. Returns `[B, H, T, S]` in float64."""
+    return q.double() @ for_heads(k, q.shape[1]).double().transpose(-1, -2) * q.shape[-1] ** -0.5
 
 
 def scores_torch(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """As `reference`, by PyTorch's own kernels in the dtype of `q`."""
     require_head_size(q)
-    return (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return (q * q.shape[-1] ** -0.5) @ for_heads(k, q.shape[1]).transpose(-1, -2)
+
+
+def for_heads(kv: torch.Tensor, H: int) -> torch.Tensor:
+    """`[B, H_kv, S, D]` -> `[B, H, S, D]`: each head of keys or values once for every head of queries that shares it.
+
+    Grouped heads: Ainslie et al., *GQA* (arXiv 2305.13245). A view where H == H_kv, otherwise a copy.
+    """
+    if kv.shape[1] == H:
+        return kv
+    require_groups(H, kv.shape[1])
+    return kv.repeat_interleave(H // kv.shape[1], dim=1)
+
+
+def require_groups(H: int, H_kv: int) -> None:
+    """Refuse H heads of queries that cannot share H_kv heads of keys and values evenly."""
+    if H != H_kv and (H_kv == 0 or H % H_kv):
+        raise InputError(f"{H} heads of queries cannot share {H_kv} heads of keys; H must be a multiple of H_kv.")
 
 
 def require_head_size(q: torch.Tensor) -> None:

@@ -1,5 +1,7 @@
 """values: the weighted sum of the values, p v, for every head, with the heads merged as they are stored.
 
+v may have fewer heads, H_kv, that divide H, as k in `scores`.
+
 Cost for p [B, H, T, S] and v [B, H, S, D]: 2BHTSD operations; BHS(T + D) elements read, BHTD written. All pairs
 of tokens count here, where no mask is known; the layer's stage counts the visible ones.
 Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), sections 3.2.1 and 3.2.2.
@@ -7,17 +9,18 @@ Source: Vaswani et al., *Attention Is All You Need* (arXiv 1706.03762), sections
 
 import torch
 
+from gpukern.kernels.scores import for_heads
 from gpukern.op import Op, Version, normal
 
 
 def reference(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """p: `[B, H, T, S]`, v: `[B, H, S, D]`. Returns `[B, T, H*D]` in float64."""
-    return (p.double() @ v.double()).transpose(1, 2).flatten(2)
+    """p: `[B, H, T, S]`, v: `[B, H_kv, S, D]`. Returns `[B, T, H*D]` in float64."""
+    return (p.double() @ for_heads(v, p.shape[1]).double()).transpose(1, 2).flatten(2)
 
 
 def values_torch(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """As `reference`, by PyTorch's own kernels in the dtype of `p`; merging the heads is a copy of its own."""
-    return (p @ v).transpose(1, 2).flatten(2)
+    return (p @ for_heads(v, p.shape[1])).transpose(1, 2).flatten(2)
 
 
 def inputs(shape, dtype, device, generator) -> dict:
