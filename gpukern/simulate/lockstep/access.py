@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpukern.simulate.lockstep.memory import POISON, Space, View, per_thread, take
+from gpukern.simulate.lockstep.memory import POISON, Space, View, granule, per_thread, take
 
 # What an atomic makes of the old value and its operand; NumPy's ufuncs, so that repeated places add up (`ufunc.at`).
 _ATOMICS = {
@@ -131,7 +131,7 @@ class Access:
         m, size, dtype = self.machine, int(np.prod(shape)), np.dtype(dtype)
         if number not in m.local:
             data = np.full(m.threads * size * dtype.itemsize, POISON, np.uint8)
-            space = m.local[number] = Space("local", data, dtype.itemsize)
+            space = m.local[number] = Space("local", data, granule(dtype))
             space.ready = np.zeros(space.granules, bool) if m.checks else None
         return self._array(m.local[number], self.lanes * size, shape, dtype, name)
 

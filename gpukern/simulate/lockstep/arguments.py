@@ -8,8 +8,8 @@ import torch
 from numba.cuda import types
 
 from gpukern.simulate.lockstep import memory, races
+from gpukern.simulate.lockstep.kinds import dtype_of
 from gpukern.simulate.lockstep.memory import Space, View
-from gpukern.simulate.lockstep.operations import dtype_of
 from gpukern.simulate.report import Refused
 
 
@@ -62,7 +62,7 @@ class Arguments:
         if isinstance(arg, tuple):
             for n, part in enumerate(arg):
                 self._collect(f"{name}[{n}]", part)
-        elif isinstance(arg, np.ndarray) or hasattr(arg, "host"):
+        elif isinstance(arg, np.ndarray) or hasattr(arg, "_numba_type_"):
             self.arrays.append((name, host_array(arg)))
 
     def _make_space(self, region: list, inputs: tuple) -> None:
@@ -72,7 +72,7 @@ class Arguments:
         data = np.empty(0, np.uint8)
         if high > low:
             data = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8)
-        granule = min(array.itemsize for _, array in region)
+        granule = min(memory.granule(array.dtype) for _, array in region)
         space = Space("global", data, granule, address=low - _owner(region[0][1]), here=low)
         self.machine.spaces.append(space)
         for (name, array), (first, last) in zip(region, bounds, strict=True):
@@ -108,6 +108,8 @@ class Arguments:
             return tuple(self._value(t, a, f"{name}[{n}]") for n, (t, a) in enumerate(zip(type_, arg, strict=True)))
         if isinstance(type_, types.NoneType | types.Omitted):
             return None
+        if isinstance(type_, types.Record):
+            raise Refused(f"a record as an argument ({name}); pass an array of one record", self.code.name)
         try:
             return dtype_of(type_).type(arg)
         except NotImplementedError:

@@ -4,7 +4,9 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from gpukern.simulate.lockstep.operations import dtype_of
+from gpukern.simulate.lockstep.kinds import dtype_of, is_number
+from gpukern.simulate.lockstep.memory import granule
+from gpukern.simulate.lockstep.operations import FUNCTIONS
 
 
 def _grid(low, value, signature, _):
@@ -34,6 +36,12 @@ def _len(low, value, signature, _):
     over = low.scope.type(value.args[0].name)
     if isinstance(over, types.Array):
         return f"{low.read(value.args[0])}.shape[0]"
+    if isinstance(over, types.RangeType):
+        return f"{low.read(value.args[0])}[1]"
+    if isinstance(over, types.StringLiteral):
+        return low.code.constant(np.int64(len(over.literal_value)))
+    if not isinstance(over, types.BaseTuple):
+        low.refuse(f"len() of {over}")
     return low.code.constant(np.int64(len(over)))
 
 
@@ -60,7 +68,7 @@ def _shared_array(low, value, signature, target):
     """Static arrays lie one after the other; arrays of size 0 all begin where the static ones end."""
     shape, dtype = _shape_and_dtype(low, value, signature)
     code = low.code
-    code.shared_granule = min(code.shared_granule, dtype.itemsize)
+    code.shared_granule = min(code.shared_granule, granule(dtype))
     here = id(value)  # a device function has its array once, wherever and however often it is called
     if shape == (0,):
         offset = "g.machine.code.dynamic"
@@ -104,10 +112,14 @@ def _atomic(name: str):
 def _atomic_index(low, variable) -> str:
     given = low.scope.type(variable.name)
     if isinstance(given, types.BaseTuple):
-        parts = [low.cast(f"{low.read(variable)}[{n}]", t, types.intp) for n, t in enumerate(given)]
+        parts = [_place(low.cast(f"{low.read(variable)}[{n}]", t, types.intp), t) for n, t in enumerate(given)]
     else:
-        parts = [low.operand(variable, types.intp)]
+        parts = [_place(low.operand(variable, types.intp), given)]
     return f"({', '.join(parts)},)"
+
+
+def _place(source: str, given) -> str:
+    return str(given.literal_value) if isinstance(given, types.IntegerLiteral) else source  # a literal -1 is meant
 
 
 def _is_read(low, target) -> bool:
@@ -168,7 +180,127 @@ def _nothing(low, value, signature, _):
     return None
 
 
+def _complex(low, value, signature, _):
+    parts = [low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True)]
+    source = parts[0] if len(parts) == 1 else f"({parts[0]} + 1j * ({parts[1]}))"
+    return f"({source}).astype({low.dtype(signature.return_type)})"
+
+
+def _round_to(low, value, signature, _):
+    """round(x) and round(x, digits)."""
+    if len(value.args) == 1:
+        return low._apply(FUNCTIONS, round, list(value.args), signature)[0]
+    x, digits = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
+    return f"round_to({x}, {digits})"
+
+
+def _enumerate(low, value, signature, _):
+    over = low.scope.type(value.args[0].name)
+    inside = low.start(low.read(value.args[0]), over)
+    count = low.operand(value.args[1], types.intp) if len(value.args) > 1 else low.code.constant(np.int64(0))
+    return f"({count}, {inside})"
+
+
+def _zip(low, value, signature, _):
+    return f"({''.join(low.start(low.read(v), low.scope.type(v.name)) + ', ' for v in value.args)})"
+
+
+def _nd_iter(low, value, signature, _):
+    over = low.scope.type(value.args[0].name)
+    if len(value.args) != 1 or not isinstance(over, types.Array):
+        low.refuse("np.nditer of several arrays")
+    return low.start_of_flat(low.read(value.args[0]))
+
+
+def _nd_index(low, value, signature, _):
+    if len(value.args) == 1 and isinstance(low.scope.type(value.args[0].name), types.BaseTuple):
+        shape = low.operand(value.args[0], signature.args[0])
+    else:
+        shape = f"({''.join(low.operand(v, types.intp) + ', ' for v in value.args)})"
+    return low.start_of_indices(shape)
+
+
+def _view(low, owner, value, signature):
+    array, result = low.scope.type(owner.name), signature.return_type
+    old, new = dtype_of(array.dtype).itemsize, dtype_of(result.dtype).itemsize
+    if max(old, new) % min(old, new):
+        low.refuse(f"a view of {array.dtype} as {result.dtype}")
+    return f"retyped({low.read(owner)}, {low.dtype(result.dtype)})"
+
+
+def _reshape(low, owner, value, signature):
+    array = low.scope.type(owner.name)
+    if array.layout != "C":
+        low.refuse("reshape of an array that is not C-contiguous")
+    if len(value.args) == 1 and isinstance(low.scope.type(value.args[0].name), types.BaseTuple):
+        given = low.scope.type(value.args[0].name)
+        shape = [low.cast(f"{low.read(value.args[0])}[{n}]", t, types.intp) for n, t in enumerate(given)]
+    else:
+        shape = [low.operand(v, types.intp) for v in value.args]
+    return f"reshaped({low.read(owner)}, ({''.join(n + ', ' for n in shape)}))"
+
+
+def _transpose(low, owner, value, signature):
+    if value.args:
+        low.refuse("transpose with axes")
+    return f"{low.read(owner)}.T"
+
+
+def _item(low, owner, value, signature):
+    array = low.scope.type(owner.name)
+    if not isinstance(array, types.Array):
+        return low.read(owner)
+    index = ", ".join(["0"] * array.ndim)
+    return f'g.load({low.read(owner)}, ({index}{"," if index else ""}), "{low.line}")'
+
+
+def _conjugate(low, owner, value, signature):
+    return f"np.conjugate({low.read(owner)})"
+
+
+# Methods that Numba emits itself, by the key of their type.
+METHODS = {
+    "array.view": _view,
+    "array.reshape": _reshape,
+    "array.transpose": _transpose,
+    "array.item": _item,
+    "number.item": _item,
+    "complex.conjugate": _conjugate,
+    "number.conjugate": _conjugate,
+}
+
+
+def _sum(low, value, signature, _):
+    over = low.scope.type(value.args[0].name)
+    if len(value.args) > 1 or not (isinstance(over, types.BaseTuple) and all(map(is_number, over))):
+        low.refuse(f"sum of {over}")
+    source, result = low.read(value.args[0]), signature.return_type
+    return " + ".join(low.cast(f"{source}[{n}]", t, result) for n, t in enumerate(over))
+
+
+def _cached_load(low, value, signature, _):
+    """A load or a store that says how to cache it."""
+    index = _atomic_index(low, value.args[1])
+    return f'g.load({low.read(value.args[0])}, {index}, "{low.line}")'
+
+
+def _cached_store(low, value, signature, _):
+    array, index = low.read(value.args[0]), _atomic_index(low, value.args[1])
+    stored = low.operand(value.args[2], low.scope.type(value.args[0].name).dtype)
+    low.lines.append(f'g.store({array}, {index}, {stored}, "{low.line}")')
+    return None
+
+
 SPECIAL = {
+    sum: _sum,
+    complex: _complex,
+    round: _round_to,
+    enumerate: _enumerate,
+    zip: _zip,
+    iter: lambda low, value, signature, _: low.start(low.read(value.args[0]), low.scope.type(value.args[0].name)),
+    np.nditer: _nd_iter,
+    np.ndindex: _nd_index,
+    np.ndenumerate: _nd_iter,
     range: _range,
     len: _len,
     slice: _slice,
@@ -196,5 +328,20 @@ SPECIAL = {
     cuda.match_any_sync: _match("any"),
     cuda.match_all_sync: _match("all"),
 }
+SPECIAL |= {
+    getattr(cuda, name): _cached_load for name in ("ldca", "ldcg", "ldcs", "ldcv", "ldlu") if hasattr(cuda, name)
+}
+SPECIAL |= {getattr(cuda, name): _cached_store for name in ("stcg", "stcs", "stwb", "stwt") if hasattr(cuda, name)}
 _ATOMICS = "add sub max min nanmax nanmin and_ or_ xor inc dec exch cas compare_and_swap"
 SPECIAL |= {getattr(cuda.atomic, name): _atomic(name) for name in _ATOMICS.split()}
+
+
+def is_native(key, signature) -> bool:
+    """Is a call of this function an operation of the machine's own, and not laid in?"""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    if key in (max, min) and len(signature.args) == 1:
+        return isinstance(signature.args[0], types.BaseTuple)
+    return key in SPECIAL or key in (int, float) or (key in FUNCTIONS and all(map(is_number, signature.args)))

@@ -6,8 +6,10 @@ lowered to LLVM and PTX. The first two need no GPU. What they give is what the s
 widths, refusals (`TypingError`), frozen globals and the choice of branches that can never run are the compiler's own.
 """
 
+import contextlib
 from dataclasses import dataclass
 
+from numba.core.errors import NumbaError as CoreNumbaError
 from numba.cuda import types, typing, utils
 from numba.cuda.compiler import (
     CUDACompiler,
@@ -18,12 +20,14 @@ from numba.cuda.compiler import (
 )
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.cuda.core.errors import NumbaError
 from numba.cuda.core.typed_passes import NopythonTypeInference, PreLowerStripPhis
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.flags import CUDAFlags
 
 from gpukern import device
+from gpukern.simulate.report import Refused
 
 
 @dataclass
@@ -42,6 +46,12 @@ class Typed:
     signature: typing.Signature
     objectmode: bool = False  # Numba's dispatcher asks for this, and for an entry point
     entry_point: int | None = None
+
+    @property
+    def fndesc(self):
+        """Numba asks for this name only where a function calls itself."""
+        loc = self.ir.loc
+        raise Refused("a function that calls itself", f"{loc.filename.rsplit('/', 1)[-1]}:{loc.line}")
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -73,13 +83,28 @@ class _Frontend(CUDACompiler):
         return [passes]
 
 
+@contextlib.contextmanager
+def _clearly(function):
+    """Where Numba's compiler fails on a construct by an exception that is no message, say so with the line."""
+    try:
+        yield
+    except (Refused, NumbaError, CoreNumbaError, SyntaxError, MemoryError):
+        raise
+    except Exception as error:
+        code = function.__code__
+        line = f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+        raise Refused(
+            f"{code.co_name}, at which Numba's compiler fails ({type(error).__name__}: {error})", line
+        ) from error
+
+
 def typed(function, argument_types: tuple, return_type=None) -> Typed:
     """`function` typed for `argument_types`. Raises Numba's TypingError as the real compiler does."""
     flags = CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"  # no exception for a division by zero, as on the card
     flags.compute_capability = device.card().compute_capability
-    with utils.numba_target_override():
+    with utils.numba_target_override(), _clearly(function):
         return compile_extra(
             typingctx=cuda_target.typing_context,
             targetctx=cuda_target.target_context,

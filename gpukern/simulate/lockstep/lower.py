@@ -16,10 +16,13 @@ from collections import Counter
 
 import numpy as np
 
+from gpukern.simulate.lockstep.arithmetic import NAMESPACE
 from gpukern.simulate.lockstep.blocks import BlockLowering
 from gpukern.simulate.lockstep.frontend import Typed
-from gpukern.simulate.lockstep.operations import NAMESPACE
 from gpukern.simulate.lockstep.program import flatten, live_registers, touched
+from gpukern.simulate.lockstep.views import VIEWS
+
+_NAMESPACE = NAMESPACE | {function.__name__: function for function in VIEWS}
 
 
 class Code:
@@ -45,13 +48,13 @@ class Code:
         self.fences = False  # does it call threadfence?
         self.local_arrays, self.shared_arrays = 0, {}
         self.flops = [Counter() for _ in blocks]
-        self.constants, self._registers, self._taken = {}, {}, {"g", "r", "pair"} | set(NAMESPACE)
+        self.constants, self._registers, self._taken = {}, {}, {"g", "r", "pair", "several"} | set(_NAMESPACE)
         lowered = [BlockLowering(self, pc, block) for pc, block in enumerate(blocks)]
         self.live = live_registers(blocks, [b.uses for b in lowered], [b.defines for b in lowered])
-        self.files = {b.scope.line(b.loc).rpartition(":")[0]: b.loc.filename for b in blocks}
+        self.files = {b.scope.line(b.loc).rpartition(":")[0]: b.loc.filename for b in blocks if b.scope.at is None}
         self.line_of_block = [b.scope.line(b.loc) for b in blocks]
         self.source = "\n\n".join(b.source(set().union(*(self.live[s] for s in b.block.successors))) for b in lowered)
-        namespace = dict(NAMESPACE) | self.constants
+        namespace = _NAMESPACE | self.constants
         exec(compile(self.source, f"<{self.name} in lockstep>", "exec"), namespace)
         self.blocks = [namespace[f"block_{pc}"] for pc in range(len(blocks))]
         self.stored, self.loaded = touched(blocks)
@@ -62,8 +65,11 @@ class Code:
         for name, known in self.constants.items():
             if known is value or (np.ndim(value) == 0 and type(known) is type(value) and repr(known) == repr(value)):
                 return name
-        kind = value.dtype.name if isinstance(value, np.generic) else type(value).__name__
-        name = self.name_for(f"{kind}_{value}" if np.ndim(value) == 0 else kind)
+        if isinstance(value, np.dtype):
+            name = self.name_for("record")
+        else:
+            kind = value.dtype.name if isinstance(value, np.generic) else type(value).__name__
+            name = self.name_for(f"{kind}_{value}" if np.ndim(value) == 0 else kind)
         self.constants[name] = value
         return name
 

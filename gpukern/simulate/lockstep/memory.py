@@ -55,6 +55,14 @@ class Space:
         return np.lib.stride_tricks.as_strided(table[first:], shape, tuple(s * table.itemsize for s in strides))
 
 
+def granule(dtype: np.dtype) -> int:
+    """Bytes of the smallest thing that an array of `dtype` is accessed by: a number, or the fields of a record."""
+    if dtype.fields is None:
+        return dtype.base.itemsize if dtype.base.fields is None else granule(dtype.base)
+    sizes = [n for part, offset, *_ in dtype.fields.values() for n in (granule(part), offset)]
+    return math.gcd(dtype.itemsize, *sizes)
+
+
 # Arrays on the card that nobody has filled: address of the allocation -> for each byte, was it written?
 _written = {}
 
@@ -171,9 +179,11 @@ def _outside(i, n):
 def _bounds(start, stop, step, n) -> tuple:
     """First element, number of elements and step of a slice of an axis of `n`, clipped as Python clips."""
     step = np.int64(1) if step is None else step
-    start = np.int64(0) if start is None else np.where(start < 0, start + n, start)[()]
-    stop = n if stop is None else np.where(stop < 0, stop + n, stop)[()]
-    start, stop = (np.minimum(np.maximum(x, 0), n) for x in (start, stop))
+    back = step < 0  # then from the last element down to one before the first
+    first, last = np.where(back, -1, 0), np.where(back, n - 1, n)
+    start = np.where(back, last, first) if start is None else np.where(start < 0, start + n, start)
+    stop = np.where(back, first, last) if stop is None else np.where(stop < 0, stop + n, stop)
+    start, stop = (np.minimum(np.maximum(x, first), last)[()] for x in (start, stop))
     return start, np.maximum(0, -((start - stop) // step)), step
 
 

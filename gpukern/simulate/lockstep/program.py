@@ -10,15 +10,20 @@ immediate post-dominator, where a card's reconvergence stack would hold them, to
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from numba import cuda
 from numba.cuda import types
 from numba.cuda.core import ir
 from numba.cuda.types.ext_types import GridGroup
 
+from gpukern.simulate.lockstep import callees
+from gpukern.simulate.lockstep.callees import Callee, callee, sources
 from gpukern.simulate.lockstep.frontend import Typed
 from gpukern.simulate.report import Refused
 
+# Where Python lies whose lines mean nothing to whoever wrote the kernel.
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (cuda, callees))
 _BARRIERS = {
     cuda.syncthreads: "sync",
     cuda.syncthreads_count: "count",
@@ -34,6 +39,7 @@ class Scope:
     typed: Typed
     prefix: str = ""
     depth: int = 0
+    at: str | None = None  # in Numba's own Python, and in a stand-in: the line of the kernel that called it
 
     def type(self, name: str):
         return self.typed.typemap[name]
@@ -43,7 +49,7 @@ class Scope:
         return self.prefix + name
 
     def line(self, loc) -> str:
-        return f"{loc.filename.rsplit('/', 1)[-1]}:{loc.line}"
+        return self.at or f"{loc.filename.rsplit('/', 1)[-1]}:{loc.line}"
 
 
 @dataclass
@@ -53,7 +59,7 @@ class Move:
     to: Scope
     target: str
     source_scope: Scope
-    source: ir.Var
+    source: object  # as in callees.Callee
     passed_as: object  # the type at the border, to which the source is cast
     loc: ir.Loc
 
@@ -93,51 +99,48 @@ def _lay_in(scope: Scope, blocks: dict, leave) -> tuple:
         key = (scope.prefix, label, 0)
         block = blocks[key] = Block(scope, loc=source.loc)
         for statement in source.body:
-            ends_here = _call_that_ends_a_block(scope, statement)
-            if ends_here is None:
+            barrier = _barrier(scope, statement)
+            laid_in = None if barrier else callee(scope, statement)
+            if barrier is None and laid_in is None:
                 _add(scope, block, statement, leave)
                 continue
             rest = (scope.prefix, label, key[2] + 1)
-            if isinstance(ends_here, str):
+            if barrier:
                 args = statement.value.args
                 predicate = args[0] if args else None
-                block.end = ("barrier", rest, ends_here, predicate, statement.target, statement.loc)
+                block.end = ("barrier", rest, barrier, predicate, statement.target, statement.loc)
             else:
-                block.end = ("jump", _call(scope, statement, ends_here, block, blocks, rest, len(blocks)))
+                block.end = ("jump", _call(scope, statement, laid_in, block, blocks, rest, len(blocks)))
             key, block = rest, Block(scope, loc=statement.loc)
             blocks[key] = block
     return (scope.prefix, min(scope.typed.ir.blocks), 0)
 
 
-def _call_that_ends_a_block(scope: Scope, statement):
-    """The kind of barrier, or the Typed device function, that this statement calls; None for any other statement."""
+def _barrier(scope: Scope, statement) -> str | None:
+    """The kind of barrier that this statement is; None for any other statement."""
     value = getattr(statement, "value", None)
     if not (isinstance(statement, ir.Assign) and isinstance(value, ir.Expr) and value.op == "call"):
         return None
-    callee = scope.type(value.func.name)
-    if isinstance(callee, types.Dispatcher):
-        return callee.dispatcher.overloads[scope.typed.calltypes[value].args]
-    if isinstance(callee, types.BoundFunction) and isinstance(callee.this, GridGroup):
+    function = scope.type(value.func.name)
+    if isinstance(function, types.BoundFunction) and isinstance(function.this, GridGroup):
         return "grid"
-    key = getattr(callee, "typing_key", None)
+    key = getattr(function, "typing_key", None)
     return _BARRIERS.get(key) if isinstance(key, type(cuda.syncthreads)) else None
 
 
-def _call(scope: Scope, statement, callee: Typed, block: Block, blocks: dict, rest, serial: int) -> tuple:
+def _call(scope: Scope, statement, callee: Callee, block: Block, blocks: dict, rest, serial: int) -> tuple:
     """Lay `callee` in for one call: arguments moved in, its result moved out, then on to `rest`."""
-    call = statement.value
-    name = callee.ir.func_id.func_name
-    inner = Scope(callee, f"{scope.prefix}{name}#{serial}.", scope.depth + 1)
-    if call.vararg is not None:
-        raise Refused("a call with *arguments", scope.line(statement.loc))
-    by_name = dict(call.kws)
-    names = callee.ir.arg_names
-    passed = list(call.args) + [by_name[n] for n in names[len(call.args) :]]
-    for n, source, to in zip(names, passed, callee.signature.args, strict=True):
-        block.statements.append(Move(inner, "arg." + n, scope, source, to, statement.loc))
+    typed = callee.typed
+    file = typed.ir.loc.filename
+    at = scope.line(statement.loc) if scope.at or file.startswith(_LIBRARIES) or not Path(file).is_absolute() else None
+    inner = Scope(typed, f"{scope.prefix}{typed.ir.func_id.func_name}#{serial}.", scope.depth + 1, at)
+    for name, source, to in zip(typed.ir.arg_names, callee.sources, typed.signature.args, strict=True):
+        block.statements.append(Move(inner, "arg." + name, scope, source, to, statement.loc))
+    result = typed.signature.return_type
 
     def leave(last: Block, value: ir.Var, loc) -> None:
-        last.statements.append(Move(scope, statement.target.name, inner, value, callee.signature.return_type, loc))
+        if isinstance(statement, ir.Assign):
+            last.statements.append(Move(scope, statement.target.name, inner, value, result, loc))
         last.end = ("jump", rest)
 
     return _lay_in(inner, blocks, leave)
@@ -232,9 +235,9 @@ def touched(blocks: list[Block]) -> tuple:
         for statement in block.statements:
             if isinstance(statement, Move):
                 to = comes_from.setdefault(name(statement.to, statement.target), set())
-                to.add(name(statement.source_scope, statement.source))
+                to |= {name(statement.source_scope, v) for v in sources(statement.source)}
                 continue
-            if isinstance(statement, ir.SetItem | ir.StaticSetItem):
+            if isinstance(statement, ir.SetItem | ir.StaticSetItem | ir.SetAttr):
                 stored.add(name(scope, statement.target))
             if not isinstance(statement, ir.Assign):
                 continue
@@ -245,7 +248,7 @@ def touched(blocks: list[Block]) -> tuple:
                 to.add(name(scope, value))
             elif isinstance(value, ir.Expr):
                 to |= {name(scope, v) for v in value.list_vars()}
-                if value.op in ("getitem", "static_getitem"):
+                if value.op in ("getitem", "static_getitem", "iternext", "getattr"):
                     loaded.add(name(scope, value.value))
                 if value.op == "call":  # an atomic writes its first argument
                     stored |= {name(scope, v) for v in value.args if isinstance(scope.type(v.name), types.Array)}

@@ -14,8 +14,8 @@ class WarpFunctions:
         """Each thread gets `value` of another lane: `by` itself, or by lanes up, down, xor. Off the warp: its own."""
         self._meet(mask, line, "a shuffle")
         lane, warp = self.warps.lane, self.warps.of
-        by = np.asarray(by).astype(np.int64)
-        source = {"idx": by & 31, "up": lane - by, "down": lane + by, "xor": lane ^ by}[kind]
+        by = np.asarray(by).astype(np.int64) & 31
+        source = {"idx": by, "up": lane - by, "down": lane + by, "xor": lane ^ by}[kind]
         source = per_thread(source, self.n)
         source = np.where((source < 0) | (source > 31), lane, source)
         table, there = self._table(per_thread(value, self.n))
@@ -37,28 +37,28 @@ class WarpFunctions:
         """all, any, eq: a truth for the whole warp; ballot: the bits of the lanes whose predicate holds."""
         self._meet(mask, line, "a vote")
         true = per_thread(np.asarray(predicate != 0)[()], self.n)
-        bits = self._bits(true)
-        everyone = self._bits(np.ones(self.n, bool))
+        asked = per_thread(np.asarray(mask).astype(np.int64)[()], self.n)
+        bits = self._bits(true)[self.warps.of] & asked
+        everyone = self._bits(np.ones(self.n, bool))[self.warps.of] & asked
         if kind == "ballot":
-            answer = bits
-        elif kind == "any":
-            answer = bits != 0
-        elif kind == "all":
-            answer = bits == everyone
-        else:
-            answer = (bits == 0) | (bits == everyone)
-        return answer[self.warps.of]
+            return bits
+        if kind == "any":
+            return bits != 0
+        return bits == everyone if kind == "all" else (bits == 0) | (bits == everyone)
 
     def match(self, kind: str, mask, value, line: str):
         """any: the lanes that have this thread's value; all: (the lanes, True) if all have it, else (0, False)."""
         self._meet(mask, line, "a match")
-        table, there = self._table(per_thread(value, self.n))
-        warp = self.warps.of
-        same = (table[warp] == per_thread(value, self.n)[:, None]) & there[warp]
+        value = np.ascontiguousarray(per_thread(value, self.n))
+        value = value.view(f"u{value.itemsize}")  # a card compares the bits
+        table, there = self._table(value)
+        asked = per_thread(np.asarray(mask).astype(np.int64)[()], self.n)
+        there = there[self.warps.of] & (asked[:, None] >> _LANES & 1).astype(bool)
+        same = (table[self.warps.of] == value[:, None]) & there
         bits = (same << _LANES).sum(1)
         if kind == "any":
             return bits.astype(np.int32)
-        whole = (same == there[warp]).all(1)
+        whole = (same == there).all(1)
         return np.where(whole, bits, 0).astype(np.int32), whole
 
     def active_mask(self):
