@@ -123,7 +123,7 @@ def kernel_problems() -> list[Problem]:
     """The first kernel of the course must give the right answer in every language that is installed here."""
     problems = []
     for name, version in vector_add.versions.items():
-        if version.language == "triton" and sys.platform != "linux":
+        if (version.language == "triton" and sys.platform != "linux") or (version.needs_card and device.simulated()):
             continue
         try:
             verdict = check(vector_add, name, {"N": 127}, torch.float32)

@@ -18,6 +18,7 @@ Shape = Mapping[str, int]
 class InputError(ValueError):
     """An argument that a kernel or the layer refuses; the message says what to do."""
 
+
 # A package that a version needs and a machine may lack -> what to do then.
 _REMEDIES = {
     "triton": "this version needs Triton, which installs on Linux only. Use a Numba version here, "
@@ -45,7 +46,7 @@ class Version:
 
     @property
     def needs_card(self) -> bool:
-        """True if it cannot run on the simulated GPU, which runs Numba and Triton: calling it there is a DeviceError."""
+        """True if the simulated GPU, which runs Numba and Triton, cannot run it: a call there is a DeviceError."""
         return self.language in ("cuda", "cutlass")
 
     @property

@@ -501,7 +501,7 @@ def test_every_kernel_of_the_library_compiles_for_every_card(op, monkeypatch):
         launch, "run", lambda kernel, grid, block, args, **_: launches.append((kernel, args, {})) or simulate.Report()
     )
     for name, version in op.versions.items():
-        if version.language != "torch":
+        if version.language in ("numba", "triton"):  # test_cpp.py compiles the others
             before = len(launches)
             version(**op.draw(op.shapes[0], torch.float16, torch.device("cpu")))
             assert len(launches) > before, name

@@ -30,6 +30,14 @@ REFUSALS = (InputError, device.LimitError)
 KERNELS = [(op, name) for op in OPS.values() for name in op.versions if name != "torch"]
 
 
+def here(op: Op) -> list[str]:
+    """The versions that this machine can run. What a card alone runs is compiled and read in test_cpp.py."""
+    return [name for name, version in op.versions.items() if not (device.simulated() and version.needs_card)]
+
+
+RUNNING = [(op, name) for op, name in KERNELS if name in here(op)]
+
+
 def each(cases):
     """Parametrize over (op, version, ...), with an id that prints them: matmul-triton-M33-N17-K45-float16."""
 
@@ -109,7 +117,7 @@ FULL = {
     each(
         (op, version, shape, dtype)
         for op in OPS.values()
-        for version in op.versions
+        for version in here(op)
         for dtype in FLOATS
         for shape in (op.shapes if dtype == torch.float32 else op.shapes[:4])
     ),
@@ -133,7 +141,7 @@ def test_agrees_with_the_reference(op, version, shape, dtype):
         assert torch.equal(tensor, before[name]), f"{version} wrote into {name}"
 
 
-@pytest.mark.parametrize("version", OPS["qkv"].versions)
+@pytest.mark.parametrize("version", here(OPS["qkv"]))
 def test_qkv_writes_into_the_caches_it_was_given(version):
     inputs = OPS["qkv"].draw(OPS["qkv"].shapes[3], torch.float32, DEVICE)
     _, k_cache, v_cache = OPS["qkv"].versions[version](**inputs)
@@ -141,7 +149,7 @@ def test_qkv_writes_into_the_caches_it_was_given(version):
     assert v_cache.data_ptr() == inputs["v_cache"].data_ptr()
 
 
-@pytest.mark.parametrize("op, version", each(KERNELS))
+@pytest.mark.parametrize("op, version", each(RUNNING))
 def test_any_stride_is_right_or_refused(op, version):
     inputs = op.draw(FULL[op.name], torch.float32, DEVICE)
     wanted = op.reference(**inputs)
@@ -221,8 +229,9 @@ def test_refuses_a_wrong_argument(op, version, argument, spoil):
 def bad_tiles(version) -> list:
     """(tile, what the error must name) for every rule that the version's tile can break."""
     tile = version.tile
-    if version.language == "numba":
-        bad = [({"threads": 2048}, "1024")] if "threads" in tile else []
+    if version.language in ("numba", "cuda"):
+        bad = [({"warps": 64}, "2048"), ({"warps": 0}, "warps=0")] if "warps" in tile else []
+        bad += [({"threads": 2048}, "1024")] if "threads" in tile else []
         bad += [({"BM": 64, "BN": 64}, "1024"), ({"BK": 0}, "BK"), ({"BM": -16}, "BM")] if "BM" in tile else []
         return bad
     bad = [({name: 24}, f"{name}=24") for name in tile if name != "stages"]
@@ -245,19 +254,17 @@ def test_refuses_an_impossible_tile(op, version, tile, names):
 
 def other_tiles(version) -> list:
     """Tiles that a learner may choose, away from the default."""
-    if version.language == "numba":
-        return (
-            [{"threads": 32}]
-            if "threads" in version.tile
-            else [{"BM": 8, "BN": 4, "BK": 32}, {"BM": 16, "BN": 8, "BK": 5}]
-        )
+    if version.language in ("numba", "cuda"):
+        tiles = [{"threads": 32, "warps": 1, "BM": 8, "BN": 4, "BK": 32}, {"warps": 3, "BM": 16, "BN": 8, "BK": 5}]
+        tiles = [{name: n for name, n in tile.items() if name in version.tile} for tile in tiles]
+        return [tile for tile in tiles if tile]
     tiles = [{"BM": 16, "BN": 32}, {"BM": 32, "BN": 16, "BK": 64, "warps": 2, "stages": 1}, {"BN": 16, "warps": 1}]
     return [{name: n for name, n in tile.items() if name in version.tile} for tile in tiles]
 
 
 @pytest.mark.parametrize(
     "op, version, tile",
-    each((op, name, tile) for op, name in KERNELS for tile in other_tiles(op.versions[name]) if op.versions[name].tile),
+    each((op, name, tile) for op, name in RUNNING for tile in other_tiles(op.versions[name]) if op.versions[name].tile),
 )
 def test_agrees_with_any_tile(op, version, tile):
     inputs = op.draw(op.shapes[2], torch.float32, DEVICE)
@@ -265,7 +272,7 @@ def test_agrees_with_any_tile(op, version, tile):
     assert error(op.versions[version](**inputs, **tile), wanted) <= op.tolerance[torch.float32]
 
 
-@pytest.mark.parametrize("version", OPS["attention"].versions)
+@pytest.mark.parametrize("version", here(OPS["attention"]))
 @pytest.mark.parametrize("T, S", [(1, 9), (3, 9), (9, 9), (18, 37)])
 def test_attention_over_a_cache_is_the_end_of_the_whole(version, T, S):
     """A chunk of T tokens that looks at S gives the last T rows of all S tokens at once."""
@@ -285,7 +292,7 @@ def test_the_causal_mask_is_aligned_to_the_last_token():
         assert visible_pairs(T, S, causal=False) == T * S
 
 
-@pytest.mark.parametrize("version", OPS["softmax"].versions)
+@pytest.mark.parametrize("version", here(OPS["softmax"]))
 def test_softmax_leaves_exact_zeros_and_never_nan(version):
     x = torch.full((4, 6), -math.inf, device=DEVICE)
     x[1, :2] = torch.tensor([60000.0, 60001.0])
@@ -300,7 +307,7 @@ def test_softmax_leaves_exact_zeros_and_never_nan(version):
     assert (causal == 0).equal(~visible(8, 6, DEVICE))
 
 
-@pytest.mark.parametrize("version", OPS["layernorm"].versions)
+@pytest.mark.parametrize("version", here(OPS["layernorm"]))
 def test_layernorm_survives_a_large_mean(version):
     """E[x^2] - mean^2 in one pass has no correct digit here."""
     inputs = OPS["layernorm"].draw({"B": 1, "T": 3, "C": 100}, torch.float32, DEVICE)
@@ -315,7 +322,7 @@ def test_layernorm_refuses_a_row_that_does_not_fit_the_registers():
         OPS["layernorm"].versions["triton"](x, x[0], x[0])
 
 
-@pytest.mark.parametrize("version", OPS["gelu"].versions)
+@pytest.mark.parametrize("version", here(OPS["gelu"]))
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gelu_at_the_ends_and_in_the_middle(version, dtype):
     """Large |x| must not overflow; in the middle the tanh form is not the exact one."""
@@ -329,7 +336,7 @@ def test_gelu_at_the_ends_and_in_the_middle(version, dtype):
         assert (out - exact).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("version", OPS["matmul"].versions)
+@pytest.mark.parametrize("version", here(OPS["matmul"]))
 def test_float32_matmul_keeps_all_digits(version):
     """TF32 would drop the last bits of 1 + 2^-12."""
     a = torch.full((16, 16), 1 + 2**-12, device=DEVICE)
@@ -583,14 +590,14 @@ def test_a_tile_larger_than_triton_has_is_refused():
         OPS["vector_add"].versions["triton"](x, x, warps=3)
 
 
-@pytest.mark.parametrize("name", OPS["scores"].versions)
+@pytest.mark.parametrize("name", here(OPS["scores"]))
 def test_heads_of_no_elements_are_refused(name):
     q = torch.ones(1, 1, 2, 0, device=DEVICE)
     with pytest.raises(InputError, match="D must be at least 1"):
         OPS["scores"].versions[name](q, q)
 
 
-@pytest.mark.parametrize("name", OPS["softmax"].versions)
+@pytest.mark.parametrize("name", here(OPS["softmax"]))
 @each_of([math.nan, math.inf])
 def test_masked_weights_are_zero_whatever_the_others_are(name, bad):
     x = torch.ones(1, 3, 5, device=DEVICE)

@@ -13,12 +13,10 @@ def compiled(kernel, signature, on: device.Card) -> Compiled:
         raise TypeError(f"{signature!r}: a CUDA C++ kernel is named by its template's parameters: (torch.float32, 16).")
     try:
         made = kernel.compile(tuple(signature), on.compute_capability)
-    except device.DeviceError:
-        raise
-    except RuntimeError as error:  # NVRTC's words, in which file and line stand already
-        refusal = CompileError(str(error))
-        refusal.line = error.line
-        raise refusal from error
+    except RuntimeError as error:
+        if not hasattr(error, "words"):  # a CppError has them; its class stands in a room that this one does not import
+            raise
+        raise CompileError(error.words, error.line) from error
     shared = static_shared(made.ptx)
     bound = re.search(r"\.maxntid (\d+)(?:, (\d+), (\d+))?", made.ptx)
     threads = math.prod(int(n) for n in bound.groups() if n) if bound else None

@@ -37,7 +37,7 @@ class CompileError(RuntimeError):
 class Compiled:
     """A kernel, compiled for one card. None where no assembler was found to tell; `why_no_cubin` then says why.
 
-    kernel         its name; language: "numba" or "triton"; card: the device.Card it was compiled for
+    kernel         its name; language: "numba", "triton" or "cuda"; card: the device.Card it was compiled for
     threads        of a block, where the kernel says so (Triton's num_warps, Numba's launch_bounds), else None
     shared         bytes of shared memory a block, without what a launch adds (Numba's dynamic shared memory)
     registers      a thread

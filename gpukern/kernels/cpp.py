@@ -1,11 +1,11 @@
 """CUDA C++: a kernel of a .cu file, compiled by NVRTC and launched by cuda.core, without nvcc.
 
-NVRTC is NVIDIA's CUDA C++ compiler as a library: source text in, machine code out, in this process. It needs no card, so
-a kernel is compiled for any card on any machine; only a launch needs one. cuda.core, NVIDIA's Python API for the CUDA
-runtime, loads the code and launches it. Both come with `numba-cuda[cu13]`.
+NVRTC is NVIDIA's CUDA C++ compiler as a library: source text in, machine code out, in this process. It needs no card,
+so a kernel is compiled for any card on any machine; only a launch needs one. cuda.core, NVIDIA's Python API for the
+CUDA runtime, loads the code and launches it. Both come with `numba-cuda[cu13]`.
 
-The kernels are templates, `template <typename T, int TILE> __global__ void matmul_kernel(...)`, and one instance is named
-by its parameters, as C++ names it in `matmul_kernel<float, 16><<<grid, block>>>(...)`:
+The kernels are templates, `template <typename T, int TILE> __global__ void matmul_kernel(...)`, and one instance is
+named by its parameters, as C++ names it in `matmul_kernel<float, 16><<<grid, block>>>(...)`:
 
     _matmul_kernel = CppKernel(Path(__file__).with_name("matmul.cu"), "matmul_kernel")
     _matmul_kernel[torch.float32, 16](grid, block, a, w, out, M, N, K)
@@ -27,11 +27,11 @@ _TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv
 
 
 class CppError(RuntimeError):
-    """NVRTC refuses a kernel. The message has its words. line: "file.cu:12", the first line it complains about."""
+    """NVRTC refuses a kernel. words: what it says; line: "file.cu:12", where first, or "". The message has both."""
 
-    def __init__(self, message: str, line: str = ""):
-        super().__init__(message)
-        self.line = line
+    def __init__(self, words: str, line: str = ""):
+        super().__init__(f"{line}: {words}" if line else words)
+        self.words, self.line = words, line
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CppKernel:
     def _launch(self, parameters: tuple, grid: tuple, block: tuple, *arguments) -> None:
         if device.simulated():
             raise device.DeviceError(
-                f"{self.instance(parameters)} is CUDA C++ and runs on a CUDA card only: the simulated GPU runs Numba and "
+                f"{self.instance(parameters)} is CUDA C++, which needs a CUDA card: the simulated GPU runs Numba and "
                 "Triton. gpukern.inspect.compiled shows what it is compiled to; choose another version to run here."
             )
         core = _cuda_core()
@@ -112,17 +112,20 @@ class CppKernel:
         program = core.Program(self.file.read_text(), "c++", options)
         try:
             code = program.compile("cubin", name_expressions=(name,), logs=log)
+            ptx = _ptx(program)
         except Exception as error:  # cuda.core's own kinds, which differ between its versions
             raise self._refusal(str(error)) from error
-        symbol = code.symbol_mapping[name].decode()
-        return CppBinary(name, symbol, _ptx(program), bytes(code.code), log.getvalue(), code)
+        finally:
+            program.close()
+            del program  # which the frames of an exception would keep, until cuda.core itself is gone
+        return CppBinary(name, code.symbol_mapping[name].decode(), ptx, bytes(code.code), log.getvalue(), code)
 
     def _refusal(self, said: str) -> CppError:
         """NVRTC's complaint without the folder of the file; its line is the first that it names."""
         words = said.partition("compilation log:")[2].strip() or said
         words = words.replace(str(self.file), self.file.name)
-        at = re.search(re.escape(self.file.name) + r"\((\d+)\)", words)
-        return CppError(words, f"{self.file.name}:{at.group(1)}" if at else "")
+        first, file, line, rest = re.match(r"(?s)((\S+)\((\d+)\): )?(.*)", words).group(1, 2, 3, 4)
+        return CppError(rest, f"{file}:{line}") if first and file == self.file.name else CppError(words)
 
 
 def _argument(value):

@@ -37,14 +37,14 @@ def tile_limits(version, tile: dict, dtype: torch.dtype, card: Card | None = Non
     """
     card, tile = card or device.card(), {**version.tile, **tile}
     limits = []
-    if version.language == "numba":
-        threads = tile.get("threads", tile.get("BM", 1) * tile.get("BN", 1))
-    else:
+    if "warps" in tile:
         threads = card.warp * tile["warps"]
+    else:
+        threads = tile.get("threads", tile.get("BM", 1) * tile.get("BN", 1))
     limits.append(Limit("threads a block", threads, card.threads_per_block, "threads"))
     if (shared := version.shared_bytes(tile, dtype=dtype, on=card, **sizes)) is not None:
-        # Numba-CUDA has no way to ask for more than every block gets.
-        most = card.shared_static if version.language == "numba" else card.shared_per_block
+        # Shared arrays of a size that stands in the source get no more than every block gets; Triton asks for more.
+        most = card.shared_per_block if version.language == "triton" else card.shared_static
         limits.append(Limit("shared memory a block", shared, most, "bytes"))
     if version.language == "triton" and "BM" in tile and "BN" in tile:
         registers = tile["BM"] * tile["BN"] // threads

@@ -57,5 +57,6 @@ layernorm = Op(
         "torch": Version("torch", "gpukern.kernels.layernorm:layernorm_torch"),
         "numba": Version("numba", "gpukern.kernels.layernorm.numba_ladder:layernorm", {"threads": 128}),
         "triton": Version("triton", "gpukern.kernels.layernorm.triton_ladder:layernorm", {"warps": 4}),
+        "cuda_cpp": Version("cuda", "gpukern.kernels.layernorm.cuda_ladder:layernorm", {"warps": 4}),
     },
 )

@@ -94,5 +94,11 @@ matmul = Op(
             {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3},
             shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
+        "cuda_cpp": Version(
+            "cuda",
+            "gpukern.kernels.matmul.cuda_ladder:matmul",
+            {"BM": 16, "BN": 16, "BK": 16},
+            shared="gpukern.kernels.matmul.cuda_ladder:shared_bytes",
+        ),
     },
 )

@@ -1,8 +1,9 @@
-// matmul: out[M, N] = act(a[M, K] @ w[K, N] + bias[N]) + residual[M, N], in tiles of TILE x TILE.
+// matmul: out[M, N] = act(a[M, K] @ w[K, N] + bias[N]) + residual[M, N], in tiles of BM x BN.
 //
 // Each element of a is needed by N columns of the output, each of w by M rows. A block computes a tile of the output, and
-// loads what it needs of a and w through shared memory, a tile of each at a time: an element is read from global memory
-// by one thread and used by TILE of them. Chapter 5 of Kirk, Hwu and El Hajj, Programming Massively Parallel Processors.
+// loads what it needs of a and w through shared memory, BK columns of a and rows of w at a time: an element of a is read
+// from global memory by one thread and used by BN of them. Chapter 5 of Kirk, Hwu and El Hajj, Programming Massively
+// Parallel Processors.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,27 +15,32 @@ __device__ float gelu(float x) {
 }
 
 // bias and residual may be null. Strides are in elements: a[m, k] is a[m * a_m + k * a_k].
-template <typename T, int TILE, bool GELU>
-__global__ void __launch_bounds__(TILE * TILE)
+template <typename T, int BM, int BN, int BK, bool GELU>
+__global__ void __launch_bounds__(BM * BN)
 matmul_kernel(const T* __restrict__ a, long long a_m, long long a_k,
               const T* __restrict__ w, long long w_k, long long w_n,
               const T* __restrict__ bias,
               const T* __restrict__ residual, long long r_m, long long r_n,
               T* __restrict__ out, long long M, long long N, long long K) {
-    __shared__ float a_tile[TILE][TILE];
-    __shared__ float w_tile[TILE][TILE];
+    __shared__ float a_tile[BM][BK];
+    __shared__ float w_tile[BK][BN];
     int tx = threadIdx.x, ty = threadIdx.y;
-    long long m = (long long)blockIdx.x * TILE + ty;  // rows on x, where the grid may be longest
-    long long n = (long long)blockIdx.y * TILE + tx;  // neighbouring threads, neighbouring columns: w is coalesced
+    long long m = (long long)blockIdx.x * BM + ty;  // rows on x, where the grid may be longest
+    long long n = (long long)blockIdx.y * BN + tx;  // neighbouring threads, neighbouring columns: w is coalesced
+    a += m * a_m;  // the thread's row of a
+    w += n * w_n;  // and its column of w
 
     float acc = 0.0f;
-    for (long long k0 = 0; k0 < K; k0 += TILE) {
-        // one element of each tile a thread; past the edge of a matrix a tile holds zeros
-        a_tile[ty][tx] = m < M && k0 + tx < K ? (float)a[m * a_m + (k0 + tx) * a_k] : 0.0f;
-        w_tile[ty][tx] = k0 + ty < K && n < N ? (float)w[(k0 + ty) * w_k + n * w_n] : 0.0f;
+    for (long long k0 = 0; k0 < K; k0 += BK) {
+        // together the threads load a tile of each; past the edge of a matrix a tile holds zeros
+        for (int k = tx; k < BK; k += BN) {
+            a_tile[ty][k] = m < M && k0 + k < K ? (float)a[(k0 + k) * a_k] : 0.0f;
+        }
+        for (int k = ty; k < BK; k += BM) {
+            w_tile[k][tx] = k0 + k < K && n < N ? (float)w[(k0 + k) * w_k] : 0.0f;
+        }
         __syncthreads();  // the tiles are full
-        #pragma unroll
-        for (int k = 0; k < TILE; k++) {
+        for (int k = 0; k < BK; k++) {
             acc += a_tile[ty][k] * w_tile[k][tx];
         }
         __syncthreads();  // the tiles are used up

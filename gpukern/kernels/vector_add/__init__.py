@@ -37,5 +37,6 @@ vector_add = Op(
         "torch": Version("torch", "gpukern.kernels.vector_add:add_torch"),
         "numba": Version("numba", "gpukern.kernels.vector_add.numba_ladder:vector_add", {"threads": 256}),
         "triton": Version("triton", "gpukern.kernels.vector_add.triton_ladder:vector_add", {"BN": 1024, "warps": 4}),
+        "cuda_cpp": Version("cuda", "gpukern.kernels.vector_add.cuda_ladder:vector_add", {"threads": 256}),
     },
 )
