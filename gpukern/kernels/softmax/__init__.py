@@ -81,6 +81,12 @@ softmax = Op(
     versions={
         "torch": Version("torch", "gpukern.kernels.softmax:softmax_torch"),
         "numba": Version("numba", "gpukern.kernels.softmax.numba_ladder:softmax", {"threads": 128}),
+        "triton_three_pass": Version(
+            "triton", "gpukern.kernels.softmax.triton_ladder:softmax_three_pass", {"BN": 1024, "warps": 4}
+        ),
         "triton": Version("triton", "gpukern.kernels.softmax.triton_ladder:softmax", {"BN": 4096, "warps": 8}),
+        "triton_online": Version(
+            "triton", "gpukern.kernels.softmax.triton_ladder:softmax_online", {"BN": 4096, "warps": 32}
+        ),
     },
 )
