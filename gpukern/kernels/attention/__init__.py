@@ -101,7 +101,7 @@ attention = Op(
             "triton",
             "gpukern.kernels.attention.triton_descriptors:attention_specialised",
             {"BM": 128, "BN": 128, "warps": 4, "stages": 2},
-            shared="gpukern.kernels.attention.triton_descriptors:descriptors_shared_bytes",
+            shared="gpukern.kernels.attention.triton_descriptors:specialised_shared_bytes",
         ),
         "triton_split_kv": Version(
             "triton",

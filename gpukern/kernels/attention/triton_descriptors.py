@@ -14,7 +14,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.attention.triton_ladder import require_heads
-from gpukern.kernels.matmul.triton_ladder import require_dot_tile
+from gpukern.kernels.matmul.triton_ladder import buffers, require_dot_tile
 from gpukern.op import InputError
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would be NaN, this minus itself is 0
@@ -150,8 +150,9 @@ def attention_specialised(
 
     In the compiled kernel `setmaxnreg` appears (registers move from the loading warps to the computing ones), and a
     block has more warps than `warps`, which counts those of one computing group.
-    Triton specialises products of 16-bit types in tiles of 128 rows by 4 warps; for all else the kernel runs
-    unspecialised. The mask is in every round: Triton 3.6 cannot specialise two loops, nor one with an `if`.
+    Triton specialises products of 16-bit types in tiles of 128 rows by 4 warps, and 3.6 does it rightly with 2 stages;
+    for all else the kernel runs unspecialised. The mask is in every round, as Triton cannot specialise a loop for whole
+    tiles with another for masked ones behind it, nor a loop with an `if`.
     """
     return _attention(q, k, v, causal, BM, BN, warps, stages, specialised=True)
 
@@ -162,12 +163,13 @@ def _attention(q, k, v, causal, BM, BN, warps, stages, specialised: bool) -> tor
         if any(n * tensor.itemsize % 16 for n in (*_strides(tensor), tensor.data_ptr() // tensor.itemsize)):
             raise InputError(f"{name}: descriptors want rows that begin at multiples of 16 bytes; call .contiguous().")
     require_dot_tile(warps, stages, BM=BM, BN=BN)
-    specialised = specialised and q.dtype.itemsize == 2 and BM == 128 and warps == 4
+    specialised = specialised and q.dtype.itemsize == 2 and (BM, warps, stages) == (128, 4, 2)
     out = torch.empty((B, T, H * D), dtype=q.dtype, device=q.device)
     if out.numel() == 0 or S == 0:
         return out.zero_()
     grid = (B * H * triton.cdiv(T, BM),)
-    device.check_launch(grid, 32 * warps, descriptors_shared_bytes(BM, BN, D, warps, stages, q.dtype))
+    shared = (specialised_shared_bytes if specialised else descriptors_shared_bytes)(BM, BN, D, warps, stages, q.dtype)
+    device.check_launch(grid, 32 * warps, shared)
     triton.set_allocator(_scratch)
     _attention_descriptors_kernel[grid](
         q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *_strides(q), *_strides(k), *_strides(v),
@@ -191,5 +193,12 @@ def _scratch(size: int, alignment: int, stream) -> torch.Tensor:
 def descriptors_shared_bytes(
     BM: int, BN: int, D: int, warps: int, stages: int, dtype: torch.dtype, on: device.Card | None = None
 ) -> int:
-    """Shared memory of one program, in bytes, at the least: the tile of q, and `stages` tiles of k and of v."""
-    return (BM + 2 * stages * BN) * D * dtype.itemsize
+    """Shared memory of one program, in bytes, but for barriers: the tile of q, the tiles of k and of v in flight."""
+    return (BM + 2 * buffers(BM, warps, stages, dtype, on) * BN) * D * dtype.itemsize
+
+
+def specialised_shared_bytes(
+    BM: int, BN: int, D: int, warps: int, stages: int, dtype: torch.dtype, on: device.Card | None = None
+) -> int:
+    """The same for specialised warps: the output has a tile of its own, as q's is still in use by the other group."""
+    return descriptors_shared_bytes(BM, BN, D, warps, stages, dtype, on) + BM * D * dtype.itemsize

@@ -145,7 +145,7 @@ def attention_flash(
     warps: int = 4,
     stages: int = 3,
 ) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`, H a multiple of H_kv; D is 16, 32, 64 or 128, its elements side by side.
+    """q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`; D is 16, 32, 64 or 128 and its elements lie side by side.
 
     One kernel: scores and weights never leave the SM. BM rows and BN columns at a time, powers of two from 16.
     Returns `[B, T, H*D]`. Raises InputError for arguments that do not fit, LimitError for a tile the card cannot hold.
@@ -158,14 +158,18 @@ def attention_flash(
     grid = (B * H * triton.cdiv(T, BM),)
     device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, D, warps, stages, q.dtype))
     _attention_flash_kernel[grid](
-        q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         CAUSAL=causal, BM=BM, BN=BN, D=D, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
 def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:
-    """(B, H, T, D, H_kv, S) of q `[B, H, T, D]` and k, v `[B, H_kv, S, D]`. Refuses what flash attention cannot take."""
+    """(B, H, T, D, H_kv, S) of q `[B, H, T, D]` and k, v `[B, H_kv, S, D]`; refuses what flash attention cannot take.
+
+    H must be a multiple of H_kv: H / H_kv neighbouring heads of q share one of k and v.
+    """
     require(q, "q", (None, None, None, None))
     B, H, T, D = q.shape
     require(k, "k", (B, None, None, D), like=q)

@@ -141,9 +141,9 @@ def _attention_split_kv_kernel(
         total_ptr += group * SPLITS * _ROWS
         for i in tl.range(0, tl.minimum(_ROWS, GROUP * T - first_row)):
             out = combine_row(acc_ptr, top_ptr, total_ptr, _ROWS, i, SPLITS, D)
-            row = first_row + i
-            h, t = h_kv * GROUP + row // T, row % T
-            tl.store(out_ptr + ((b * T + t) * H_kv * GROUP + h) * D + d, out)
+            one = first_row + i
+            out_row = (b * T + one % T) * H_kv * GROUP + h_kv * GROUP + one // T
+            tl.store(out_ptr + out_row * D + d, out)
         tl.store(ticket_ptr + group, 0)  # for the next launch
 
 

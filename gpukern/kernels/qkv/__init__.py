@@ -139,5 +139,6 @@ qkv = Op(
             {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3},
             shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
         ),
+        "triton_decode": Version("triton", "gpukern.kernels.qkv.triton_decode:qkv_decode", {"BN": 2, "warps": 4}),
     },
 )

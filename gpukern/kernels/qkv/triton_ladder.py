@@ -11,7 +11,7 @@ from gpukern.op import InputError, require
 
 
 @triton.jit
-def _row_statistics(rows, stride, m_mask, C, eps, BM: tl.constexpr, BK: tl.constexpr):
+def row_statistics(rows, stride, m_mask, C, eps, BM: tl.constexpr, BK: tl.constexpr):
     """Mean and 1 / sqrt(variance + eps) of BM rows of C elements, [BM] each, in two passes over them."""
     k = tl.arange(0, BK)
     ptrs = rows[:, None] + k[None, :] * stride  # [BM, BK]
@@ -82,7 +82,7 @@ def _qkv_kernel(
     x_rows = x_ptr + b * stride_xb + t * stride_xt
     w_cols = w_ptr + (part * C + n).to(tl.int64) * stride_wn
     if gamma_ptr is not None:
-        mean, rstd = _row_statistics(x_rows, stride_xc, m_mask, C, eps, BM, BK)
+        mean, rstd = row_statistics(x_rows, stride_xc, m_mask, C, eps, BM, BK)
         out = dot_loop(
             x_rows, stride_xc, m_mask, w_cols, stride_wk, n_mask, C, BM, BN, BK, mean, rstd, gamma_ptr, beta_ptr
         )
@@ -120,6 +120,23 @@ def qkv(
 
     Returns (q `[B, H, T, D]`, k_cache, v_cache). Raises InputError if the new tokens do not fit in the cache.
     """
+    B, T, C, H, D, gamma, beta, eps = require_qkv(x, w, bias, k_cache, v_cache, position, norm)
+    require_dot_tile(warps, stages, BM=BM, BN=BN, BK=BK)
+    q = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
+    if q.numel() == 0:
+        return q, k_cache, v_cache
+    grid = (3 * triton.cdiv(B * T, BM) * triton.cdiv(C, BN),)
+    device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, BK, warps, stages, x.dtype))
+    _qkv_kernel[grid](
+        x, w, bias, gamma, beta, q, k_cache, v_cache, position, eps, B, T, C, D,
+        *x.stride(), *w.stride(), *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return q, k_cache, v_cache
+
+
+def require_qkv(x, w, bias, k_cache, v_cache, position, norm) -> tuple:
+    """(B, T, C, H, D, gamma, beta, eps) of arguments that fit together; refuses others. No norm: None, None, 0."""
     require(x, "x", (None, None, None))
     B, T, C = x.shape
     require(k_cache, "k_cache", (B, None, None, None), like=x)
@@ -138,15 +155,4 @@ def qkv(
     require_caches(k_cache, v_cache, position, T)
     if D > 1 and not k_cache.stride(3) == v_cache.stride(3) == 1:
         raise InputError("the caches must have the elements of a head side by side; make them [B, H, S, D] in memory.")
-    require_dot_tile(warps, stages, BM=BM, BN=BN, BK=BK)
-    q = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
-    if q.numel() == 0:
-        return q, k_cache, v_cache
-    grid = (3 * triton.cdiv(B * T, BM) * triton.cdiv(C, BN),)
-    device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, BK, warps, stages, x.dtype))
-    _qkv_kernel[grid](
-        x, w, bias, gamma, beta, q, k_cache, v_cache, position, eps, B, T, C, D,
-        *x.stride(), *w.stride(), *q.stride()[:3], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return q, k_cache, v_cache
+    return B, T, C, H, D, gamma, beta, eps

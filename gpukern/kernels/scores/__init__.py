@@ -37,7 +37,7 @@ def for_heads(kv: torch.Tensor, H: int) -> torch.Tensor:
 
 def require_groups(H: int, H_kv: int) -> None:
     """Refuse H heads of queries that cannot share H_kv heads of keys and values evenly."""
-    if H != H_kv and (H_kv == 0 or H % H_kv):
+    if H_kv != H and (H_kv == 0 or H % H_kv):
         raise InputError(f"{H} heads of queries cannot share {H_kv} heads of keys; H must be a multiple of H_kv.")
 
 

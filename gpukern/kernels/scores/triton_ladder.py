@@ -52,7 +52,10 @@ def _scores_kernel(
 def scores(
     q: torch.Tensor, k: torch.Tensor, BM: int = 64, BN: int = 64, BK: int = 32, warps: int = 4, stages: int = 2
 ) -> torch.Tensor:
-    """q: `[B, H, T, D]`, k: `[B, H_kv, S, D]`, any strides; tile as in matmul. Returns q k^T / sqrt(D) `[B, H, T, S]`."""
+    """q: `[B, H, T, D]`, k: `[B, H_kv, S, D]`, any strides; tile as in matmul. Returns q k^T / sqrt(D) of all heads.
+
+    That is `[B, H, T, S]`, in the dtype of q.
+    """
     require(q, "q", (None, None, None, None))
     require_head_size(q)
     B, H, T, D = q.shape
