@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from gpukern import device
+from gpukern.kernels.layernorm.triton_ladder import require_registers, rows_each
 from gpukern.op import InputError, require, require_power_of_two
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would be NaN, -inf - this is -inf
@@ -110,6 +111,7 @@ def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 
     width = triton.next_power_of_2(S)
     if width > BN:
         return softmax_online(x, causal, BN, warps)
+    require_registers(S, width, warps)
     BM = min(BN // width, rows_each(rows))
     _softmax_kernel[(triton.cdiv(rows, BM),)](x, out, rows, T, S, CAUSAL=causal, BN=width, BM=BM, num_warps=warps)
     return out
@@ -154,11 +156,6 @@ def softmax_online(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps:
     BN = min(BN, triton.next_power_of_2(S))
     _softmax_online_kernel[(rows,)](x, out, T, S, CAUSAL=causal, BN=BN, num_warps=warps)
     return out
-
-
-def rows_each(rows: int) -> int:
-    """The most rows (a power of two) that a program may take so that every SM of the card still gets a program."""
-    return 1 << (max(1, rows // device.card().sms).bit_length() - 1)
 
 
 def _checked(x: torch.Tensor, BN: int, warps: int) -> tuple[int, int, int, torch.Tensor]:
