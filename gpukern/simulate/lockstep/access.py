@@ -114,18 +114,6 @@ class Access:
         space, shape = m.constants[id(values)]
         return self._array(space, 0, shape, values.dtype, "constant")
 
-    def choose(self, parts: tuple, index):
-        """parts[index] of a tuple of numbers. Past the end, where a loop over a tuple ends: the last one."""
-        index = np.minimum(index, len(parts) - 1)
-        if type(index) is not np.ndarray:
-            return parts[int(index)]
-        return np.stack([per_thread(p, self.n) for p in parts])[index, np.arange(self.n)]
-
-    def print(self, *values) -> None:
-        """print() in a kernel: a line for each thread."""
-        for n in range(self.n):
-            print(*(per_thread(v, self.n)[n] for v in values))
-
     def local_array(self, number: int, shape: tuple, dtype: type, name: str) -> View:
         """The thread's own array; `number` says which of the kernel's."""
         m, size, dtype = self.machine, int(np.prod(shape)), np.dtype(dtype)

@@ -195,14 +195,15 @@ def _round_to(low, value, signature, _):
 
 
 def _enumerate(low, value, signature, _):
-    over = low.scope.type(value.args[0].name)
-    inside = low.start(low.read(value.args[0]), over)
+    inside = low.start(low.operand(value.args[0], signature.args[0]), signature.args[0])
     count = low.operand(value.args[1], types.intp) if len(value.args) > 1 else low.code.constant(np.int64(0))
     return f"({count}, {inside})"
 
 
 def _zip(low, value, signature, _):
-    return f"({''.join(low.start(low.read(v), low.scope.type(v.name)) + ', ' for v in value.args)})"
+    return (
+        f"({''.join(low.start(low.operand(v, t), t) + ', ' for v, t in zip(value.args, signature.args, strict=True))})"
+    )
 
 
 def _nd_iter(low, value, signature, _):

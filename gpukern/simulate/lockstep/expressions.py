@@ -183,8 +183,9 @@ class Expressions:
                     if value.index.step is not None:
                         index += f":{value.index.step}"
                 return f"{source}[{index}]", self.scope.type(target)
-            place = self.operand(_index_variable(value), types.intp)
-            return f'choose(g, {source}, {place}, "{self.line}")', container.dtype
+            place, whole = self.operand(_index_variable(value), types.intp), types.unliteral(signature.args[0])
+            source = self.cast(source, container, whole)
+            return f'choose(g, {source}, {place}, "{self.line}")', signature.return_type
         if isinstance(container, types.EnumClass):
             return self._constant(container.instance_class[value.index], self.scope.type(target)), self.scope.type(
                 target

@@ -7,6 +7,7 @@ widths, refusals (`TypingError`), frozen globals and the choice of branches that
 """
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 from numba.core.errors import NumbaError as CoreNumbaError
@@ -46,6 +47,12 @@ class Typed:
     signature: typing.Signature
     objectmode: bool = False  # Numba's dispatcher asks for this, and for an entry point
     entry_point: int | None = None
+
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize: int = 0) -> int:
+        """The most blocks that the card holds at once, and that may synchronise their grid. blockdim: threads."""
+        card = device.card()
+        threads = math.prod(blockdim) if isinstance(blockdim, tuple | list) else blockdim
+        return card.sms * min(card.blocks_per_sm, card.warps_per_sm // -(-threads // card.warp))
 
     @property
     def fndesc(self):
@@ -88,14 +95,20 @@ def _clearly(function):
     """Where Numba's compiler fails on a construct by an exception that is no message, say so with the line."""
     try:
         yield
+    except TypeError as error:
+        if "Signature mismatch" in str(error):  # the kernel was called with too many arguments, or too few
+            raise
+        raise _refused(function, error) from error
     except (Refused, NumbaError, CoreNumbaError, SyntaxError, MemoryError):
         raise
     except Exception as error:
-        code = function.__code__
-        line = f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
-        raise Refused(
-            f"{code.co_name}, at which Numba's compiler fails ({type(error).__name__}: {error})", line
-        ) from error
+        raise _refused(function, error) from error
+
+
+def _refused(function, error: Exception) -> Refused:
+    code = function.__code__
+    line = f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+    return Refused(f"{code.co_name}, at which Numba's compiler fails ({type(error).__name__}: {error})", line)
 
 
 def typed(function, argument_types: tuple, return_type=None) -> Typed:

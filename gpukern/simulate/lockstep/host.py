@@ -1,144 +1,21 @@
-"""The host's side of Numba-CUDA without a card: device arrays, streams, events, the device, and `install()`."""
+"""The host's side of Numba-CUDA without a card: copies, streams, reductions, what is compiled, and `install()`."""
 
 import contextlib
-import time
 
 import numpy as np
 import torch
 from numba import cuda
 from numba.cuda.core import sigutils
 from numba.cuda.dispatcher import CUDADispatcher
-from numba.cuda.typing.typeof import Purpose, typeof
+from numba.cuda.kernels.reduction import Reduce
 
-from gpukern import device
+from gpukern import device, inspect
 from gpukern.simulate.lockstep.arguments import host_array
+from gpukern.simulate.lockstep.card import Context, Device, Devices, Event, Stream
+from gpukern.simulate.lockstep.device_array import DeviceArray
 from gpukern.simulate.lockstep.frontend import compile_device, typed_kernel
-from gpukern.simulate.lockstep.launch import Launch
-from gpukern.simulate.lockstep.memory import fresh, mark_written
-
-
-class DeviceArray:
-    """An array on the simulated card, with the methods of Numba's. `host`: the NumPy array of its elements."""
-
-    def __init__(self, host: np.ndarray):
-        self.host = host
-
-    shape = property(lambda self: self.host.shape)
-    strides = property(lambda self: self.host.strides)
-    dtype = property(lambda self: self.host.dtype)
-    ndim = property(lambda self: self.host.ndim)
-    size = property(lambda self: self.host.size)
-    nbytes = property(lambda self: self.host.nbytes)
-    T = property(lambda self: DeviceArray(self.host.T))
-    _numba_type_ = property(lambda self: typeof(self.host, Purpose.argument))
-
-    def copy_to_host(self, ary: np.ndarray | None = None, stream=0) -> np.ndarray:
-        """The elements in `ary`, or in a new array."""
-        if ary is None:
-            return self.host.copy()
-        if ary.shape != self.shape or ary.dtype != self.dtype:
-            raise ValueError(f"cannot copy {self.shape} {self.dtype} into {ary.shape} {ary.dtype}")
-        ary[...] = self.host
-        return ary
-
-    def copy_to_device(self, ary, stream=0) -> None:
-        """Fill this array with the elements of `ary`."""
-        source = ary.host if isinstance(ary, DeviceArray) else np.asarray(ary)
-        if source.shape != self.shape:
-            raise ValueError(f"cannot copy an array of shape {source.shape} into one of shape {self.shape}")
-        self.host[...] = source
-        mark_written(self.host)
-
-    def reshape(self, *shape, order: str = "C") -> "DeviceArray":
-        return DeviceArray(self.host.reshape(*shape, order=order))
-
-    def ravel(self, order: str = "C", stream=0) -> "DeviceArray":
-        return DeviceArray(self.host.ravel(order))
-
-    def view(self, dtype) -> "DeviceArray":
-        return DeviceArray(self.host.view(dtype))
-
-    def transpose(self, axes=None) -> "DeviceArray":
-        return DeviceArray(self.host.transpose(axes))
-
-    def is_c_contiguous(self) -> bool:
-        return self.host.flags.c_contiguous
-
-    def is_f_contiguous(self) -> bool:
-        return self.host.flags.f_contiguous
-
-    def __getitem__(self, index):
-        part = self.host[index]
-        return DeviceArray(part) if isinstance(part, np.ndarray) else part
-
-    def __setitem__(self, index, value) -> None:
-        self.host[index] = value.host if isinstance(value, DeviceArray) else value
-        mark_written(self.host, index)
-
-    def __len__(self) -> int:
-        return len(self.host)
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        return self.copy_to_host() if dtype is None else self.copy_to_host().astype(dtype)
-
-
-class Stream:
-    """A queue of work. Here all work is done when it is queued."""
-
-    handle = 0
-
-    def synchronize(self) -> None:
-        """All is done already."""
-
-    @contextlib.contextmanager
-    def auto_synchronize(self):
-        yield self
-
-
-class Event:
-    """A mark in a stream. The simulated card has no time of its own: `elapsed_time` refuses."""
-
-    def __init__(self, timing: bool = True):
-        self.at = None
-
-    def record(self, stream=0) -> None:
-        self.at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """It has happened already."""
-
-    def wait(self, stream=0) -> None:
-        """It has happened already."""
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: "Event") -> float:
-        raise device.DeviceError("the simulated GPU counts and does not time: time a kernel on a card.")
-
-
-class Device:
-    """The card whose limits the simulated GPU keeps, as `cuda.get_current_device()` describes one."""
-
-    id = 0
-    WARP_SIZE = 32
-    name = property(lambda self: f"simulated {device.card().name}".encode())
-    compute_capability = property(lambda self: device.card().compute_capability)
-    MULTIPROCESSOR_COUNT = property(lambda self: device.card().sms)
-    MAX_THREADS_PER_BLOCK = property(lambda self: device.card().threads_per_block)
-    MAX_BLOCK_DIM_X = property(lambda self: device.card().max_block[0])
-    MAX_BLOCK_DIM_Y = property(lambda self: device.card().max_block[1])
-    MAX_BLOCK_DIM_Z = property(lambda self: device.card().max_block[2])
-    MAX_GRID_DIM_X = property(lambda self: device.card().max_grid[0])
-    MAX_GRID_DIM_Y = property(lambda self: device.card().max_grid[1])
-    MAX_GRID_DIM_Z = property(lambda self: device.card().max_grid[2])
-    MAX_SHARED_MEMORY_PER_BLOCK = property(lambda self: device.card().shared_static)
-    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = property(lambda self: device.card().shared_per_block)
-    MAX_REGISTERS_PER_MULTIPROCESSOR = property(lambda self: device.card().registers_per_sm)
-    supports_float16 = supports_bfloat16 = True
-
-    def reset(self) -> None:
-        """There is nothing to reset."""
+from gpukern.simulate.lockstep.launch import Launch, run
+from gpukern.simulate.lockstep.memory import fresh
 
 
 def to_device(obj, stream=0, copy: bool = True, to: DeviceArray | None = None) -> DeviceArray:
@@ -146,16 +23,24 @@ def to_device(obj, stream=0, copy: bool = True, to: DeviceArray | None = None) -
     if to is not None:
         to.copy_to_device(obj)
         return to
-    return DeviceArray(np.array(obj.host if isinstance(obj, DeviceArray) else obj))
+    array = np.array(obj.host if isinstance(obj, DeviceArray) else obj)
+    if array.dtype.hasobject:
+        raise TypeError(f"{type(obj).__name__} holds Python objects, which a card has no memory for: pass numbers.")
+    return DeviceArray(array)
 
 
 def device_array(shape, dtype=np.float64, strides=None, order: str = "C", stream=0) -> DeviceArray:
     """An array whose elements nobody has written: NaN, or a negative number."""
-    return DeviceArray(fresh(np.empty(shape, dtype, order)))
+    if strides is None:
+        return DeviceArray(fresh(np.empty(shape, dtype, order)))
+    shape, strides = np.empty(shape).shape, (strides,) if isinstance(strides, int) else strides
+    size = sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    return DeviceArray(np.ndarray(shape, dtype, fresh(np.empty(size, np.uint8)), 0, strides))
 
 
 def device_array_like(ary, stream=0) -> DeviceArray:
-    return device_array(ary.shape, ary.dtype)
+    """A new array of the shape, type and order of `ary`."""
+    return DeviceArray(fresh(np.empty_like(host_array(ary), subok=False)))
 
 
 def pinned_array(shape, dtype=np.float64, strides=None, order: str = "C") -> np.ndarray:
@@ -172,12 +57,62 @@ def as_cuda_array(obj, sync: bool = True) -> DeviceArray:
         return obj
     if isinstance(obj, torch.Tensor):
         return DeviceArray(host_array(obj))
+    if hasattr(obj, "__cuda_array_interface__"):
+        raise device.DeviceError(
+            "this array lies on a real card; the simulated one takes NumPy's and torch's on the CPU."
+        )
     raise TypeError("*obj* doesn't implement the cuda array interface.")
 
 
 @contextlib.contextmanager
 def _nothing(*_, **__):
     yield
+
+
+@contextlib.contextmanager
+def _mapped(*arrays, **_):
+    """Arrays of the host that the card sees: the same memory."""
+    made = [DeviceArray(a) for a in arrays]
+    yield made[0] if len(made) == 1 else made
+
+
+class _Trusted:
+    """A kernel of Numba's own library. It leaves out barriers that a warp should have; its faults are nobody's here."""
+
+    def __init__(self, kernel: CUDADispatcher):
+        self.kernel = kernel
+
+    def __getitem__(self, sizes):
+        return lambda *args: run(self.kernel, sizes[0], sizes[1], args, checks=False)
+
+
+class Reduction(Reduce):
+    """cuda.reduce: Numba's own kernels, launched here."""
+
+    def _compile(self, dtype) -> _Trusted:
+        return _Trusted(super()._compile(dtype))
+
+
+def _compiled(what: str):
+    """A method of a kernel that tells of its machine code: compiled for the card by the real compiler, here."""
+
+    def of_signatures(self, signature=None):
+        if signature is not None:
+            return getattr(inspect.compiled(self, signature, device.card().name), what)
+        known = {types for types, _ in self.__dict__.get("_lockstep", {})}
+        return {types: getattr(inspect.compiled(self, types, device.card().name), what) for types in known}
+
+    return of_signatures
+
+
+def _not_known(name: str):
+    def refuse(self, *_, **__):
+        raise device.DeviceError(
+            f"the simulated GPU has no {name}(): gpukern.inspect.compiled(kernel, signature, card) shows PTX, SASS, "
+            "registers, shared memory and spills."
+        )
+
+    return refuse
 
 
 def _compile(self, signature):
@@ -197,14 +132,27 @@ def _for_all(self, ntasks: int, tpb: int = 0, stream=0, sharedmem: int = 0):
     return launch if ntasks else (lambda *args: None)
 
 
+def _configure(self, griddim, blockdim, stream=0, sharedmem: int = 0) -> Launch:
+    """kernel[grid, block, stream, sharedmem]."""
+    return Launch(self, griddim, blockdim, stream, sharedmem)
+
+
+_COMPILED = {"inspect_asm": "ptx", "get_regs_per_thread": "registers", "get_shared_mem_per_block": "shared"}
+_NOT_KNOWN = ("inspect_llvm", "inspect_types", "inspect_sass", "inspect_sass_cfg", "inspect_lto_ptx")
+_NOT_KNOWN += ("get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block")
+
+
 def install() -> None:
     """Let `kernel[grid, block, stream, shared](...)` and the host functions of numba.cuda use the simulated GPU."""
     CUDADispatcher.compile_device = compile_device
     CUDADispatcher.compile = _compile
-    CUDADispatcher.configure = Launch
-    CUDADispatcher.__getitem__ = lambda self, arguments: Launch(self, *arguments)
+    CUDADispatcher.configure = _configure
     CUDADispatcher.forall = _for_all
     CUDADispatcher.specialize = lambda self, *args: self
+    for name, what in _COMPILED.items():
+        setattr(CUDADispatcher, name, _compiled(what))
+    for name in _NOT_KNOWN:
+        setattr(CUDADispatcher, name, _not_known(name))
     current = Device()
     functions = {
         "to_device": to_device,
@@ -215,6 +163,15 @@ def install() -> None:
         "mapped_array": pinned_array,
         "managed_array": pinned_array,
         "pinned": _nothing,
+        "mapped": _mapped,
+        "mapped_array_like": pinned_array_like,
+        "reduce": Reduction,
+        "Reduce": Reduction,
+        "profile_start": lambda: None,
+        "profile_stop": lambda: None,
+        "profiling": _nothing,
+        "current_context": lambda devnum=None: Context(current),
+        "cuda_error": lambda: None,
         "defer_cleanup": _nothing,
         "stream": Stream,
         "default_stream": Stream,
@@ -235,4 +192,4 @@ def install() -> None:
     }
     for name, function in functions.items():
         setattr(cuda, name, function)
-    cuda.gpus = [current]
+    cuda.gpus = Devices([current])
