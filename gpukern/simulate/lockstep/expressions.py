@@ -5,7 +5,6 @@ import operator
 import re
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 from numba.cuda.core import ir
 from numba.cuda.types.ext_types import Bfloat16
@@ -13,14 +12,15 @@ from numba.cuda.vector_types import VectorType
 
 from gpukern.simulate.lockstep import calls
 from gpukern.simulate.lockstep.arithmetic import NAMESPACE
+from gpukern.simulate.lockstep.attributes import Attributes
 from gpukern.simulate.lockstep.kinds import dtype_of, is_number, is_value
+from gpukern.simulate.lockstep.methods import METHODS
 from gpukern.simulate.lockstep.operations import FLOPS, FUNCTIONS, IN_TYPE_OF_RESULT, OPERATORS, ufunc_template
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_SPECIALS = {cuda.threadIdx: "t", cuda.blockIdx: "b", cuda.blockDim: "bd", cuda.gridDim: "gd"}
 
 
-class Expressions:
+class Expressions(Attributes):
     """The expressions of a BlockLowering."""
 
     def _expression(self, value: ir.Expr, target: str) -> tuple:
@@ -213,105 +213,6 @@ class Expressions:
         parts = [part for part in re.findall(r"\([^()]*\(?[^()]*\)?[^()]*\)|[^,]+", index[1:-1]) if part.strip()]
         return f"{source}.slice({index})" if "None" not in [p.strip() for p in parts] else f"sliced({source}, {index})"
 
-    # --- records ---
-
-    def _field_name(self, expression) -> str:
-        if isinstance(getattr(expression, "index", None), str):
-            return expression.index
-        self.refuse("a field of a record by anything but its name")
-
-    def _field_view(self, source: str, record: types.Record, name: str) -> str:
-        """The array of one field of all records of an array (or of a record, which is an array without axes)."""
-        base = dtype_of(record).fields[name][0].base
-        if any(n % base.itemsize for n in (record.offset(name), record.size)):
-            self.refuse(f"the field {name} of a packed record: lay it out with np.dtype(..., align=True); a field that")
-        return f'field({source}, "{name}")'
-
-    def _field(self, source: str, record: types.Record, name: str) -> str:
-        view, type_ = self._field_view(source, record, name), record.typeof(name)
-        if isinstance(type_, types.Array | types.Record):
-            return view
-        return f'g.load({view}, (), "{self.line}")'
-
-    def _store_field(self, target: ir.Var, name: str, value: ir.Var) -> None:
-        record = self.scope.type(target.name)
-        if not isinstance(record, types.Record):
-            self.refuse(f"an assignment to `.{name}` of {record}")
-        view, type_ = self._field_view(self.read(target), record, name), record.typeof(name)
-        if not is_number(type_):
-            self.refuse(f"an assignment to a field of type {type_}; assign element by element")
-        self.lines.append(f'g.store({view}, (), {self.operand(value, type_)}, "{self.line}")')
-
-    # --- attributes ---
-
-    def _getattr(self, value: ir.Expr, target: str) -> tuple:
-        owner, name = self.scope.type(value.value.name), value.attr
-        type_ = self.scope.type(target)
-        if isinstance(owner, types.Array):
-            return self._array_attribute(value, owner), type_
-        if isinstance(owner, types.Record):
-            return self._field(self.read(value.value), owner, name), type_
-        if isinstance(owner, types.BaseNamedTuple):
-            return f"{self.read(value.value)}[{owner.fields.index(name)}]", type_
-        if isinstance(owner, VectorType):
-            return f"{self.read(value.value)}[{owner.attr_names.index(name)}]", type_
-        if isinstance(owner, types.RangeType) and name in ("start", "stop", "step"):
-            first, left, step = (f"{self.read(value.value)}[{n}]" for n in range(3))
-            if name == "stop":
-                self.refuse("`.stop` of a range")
-            return (first if name == "start" else step), type_
-        if isinstance(owner, types.EnumMember) and name == "value":
-            return self.read(value.value), type_
-        if isinstance(owner, types.EnumClass):
-            return self._constant(getattr(owner.instance_class, name), type_), type_
-        if is_number(owner) and name in ("real", "imag"):
-            if isinstance(owner, types.Complex):
-                return f"{self.read(value.value)}.{name}", type_
-            return (self.read(value.value) if name == "real" else self._zero(owner)), type_
-        module = self._known(value.value)
-        if module in _SPECIALS:
-            return f'g.special("{_SPECIALS[module]}{name}")', type_
-        if module is cuda and name == "laneid":
-            return 'g.special("lane")', type_
-        if module is cuda and name == "warpsize":
-            return self.code.constant(np.int32(32)), type_
-        found = getattr(module, name, None)
-        if isinstance(found, int | float | complex | np.generic):
-            return self._constant(found, type_), type_
-        self.refuse(f"`.{name}` of {owner}")
-
-    def _array_attribute(self, value: ir.Expr, owner: types.Array) -> str:
-        sources = {
-            "shape": "{0}.shape",
-            "size": "{0}.size",
-            "strides": "{0}.byte_strides",
-            "T": "{0}.T",
-            "flat": "{0}",
-            "ndim": self.code.constant(np.int64(owner.ndim)),
-            "itemsize": self.code.constant(np.int64(dtype_of(owner.dtype).itemsize)),
-            "nbytes": "{0}.size * " + self.code.constant(np.int64(dtype_of(owner.dtype).itemsize)),
-        }
-        if isinstance(owner.dtype, types.Record) and value.attr in owner.dtype.fields:
-            return self._field_view(self.read(value.value), owner.dtype, value.attr)
-        if isinstance(owner.dtype, types.Complex) and value.attr in ("real", "imag"):
-            return f'part({self.read(value.value)}, "{value.attr}")'
-        if value.attr == "flat":
-            return self.start_of_flat(self.read(value.value))
-        if value.attr == "real":
-            return self.read(value.value)
-        if value.attr not in sources:
-            self.refuse(f"`.{value.attr}` of an array")
-        return sources[value.attr].format(self.read(value.value))
-
-    def _known(self, variable: ir.Var):
-        """The Python object (module, function) that a variable stands for."""
-        definition = self.scope.typed.ir.get_definition(variable)
-        if isinstance(definition, ir.Global | ir.FreeVar | ir.Const):
-            return definition.value
-        if isinstance(definition, ir.Expr) and definition.op == "getattr":
-            return getattr(self._known(definition.value), definition.attr, None)
-        return None
-
     def _call(self, value: ir.Expr, target: ir.Var) -> tuple:
         signature = self.scope.typed.calltypes[value]
         function = self.scope.type(value.func.name)
@@ -331,9 +232,9 @@ class Expressions:
             return self._named_tuple(value, function, signature), signature.return_type
         if isinstance(signature.return_type, VectorType):
             return self._vector(value, signature), signature.return_type
-        if isinstance(function, types.BoundFunction) and _hashable(key) and key in calls.METHODS:
+        if isinstance(function, types.BoundFunction) and _hashable(key) and key in METHODS:
             owner = self.scope.typed.ir.get_definition(value.func).value
-            return calls.METHODS[key](self, owner, value, signature), signature.return_type
+            return METHODS[key](self, owner, value, signature), signature.return_type
         if isinstance(function, types.BoundFunction):
             self.refuse(f"`.{str(key).rpartition('.')[2]}()` of {function.this}")
         special = calls.SPECIAL.get(key) if _hashable(key) else None
