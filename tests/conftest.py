@@ -19,7 +19,8 @@ from gpukern import device
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDS_CARD = "needs a CUDA card"
 NEEDS_CHROMIUM = "needs Chromium; on Debian: apt-get install chromium"
-ALLOWED_SKIPS = {NEEDS_CARD}
+NEEDS_CUTLASS = "needs CUTLASS, an extra of the course"
+ALLOWED_SKIPS = {NEEDS_CARD, NEEDS_CUTLASS}
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers already fill the cores

@@ -1,5 +1,7 @@
 """CUDA C++ and CUTLASS: compiled on any machine, run on a card only: there test_kernels.py runs them on all shapes."""
 
+import importlib
+import importlib.util
 import math
 import re
 import sys
@@ -12,10 +14,12 @@ import torch
 from gpukern import device, inspect
 from gpukern.kernels import OPS, cpp
 from gpukern.kernels.cpp import CppKernel
-from gpukern.op import FLOATS
+from gpukern.measure import poisoned
+from gpukern.op import FLOATS, InputError, error
 
 ROOT = Path(__file__).parent.parent
 DEVICE = device.torch_device()
+NEEDS_CUTLASS = "needs CUTLASS, an extra of the course"  # as conftest.py allows it
 CPP = [(op, name) for op in OPS.values() for name, version in op.versions.items() if version.language == "cuda"]
 
 
@@ -136,3 +140,87 @@ def test_the_sources_are_installed_with_the_package():
     for op, name in CPP:
         source = kernel_of(op, name).file
         assert source.suffix == ".cu" and any(source in (ROOT / "gpukern").glob(pattern) for pattern in files)
+
+
+# ---- CUTLASS
+
+CUTLASS = OPS["matmul"].versions["cutlass"]
+
+
+@pytest.fixture
+def cutlass_ladder():
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip(NEEDS_CUTLASS)
+    return importlib.import_module("gpukern.kernels.matmul.cutlass_ladder")
+
+
+def test_where_cutlass_is_missing_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    monkeypatch.delitem(sys.modules, "gpukern.kernels.matmul.cutlass_ladder", raising=False)
+    with pytest.raises(ImportError, match=r"pip install nvidia-cutlass-dsl.*\[cutlass\]"):
+        CUTLASS(torch.ones(8, 8), torch.ones(8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", [(True, True), (True, False), (False, True)], ids=str)
+def test_cutlass_compiles_to_tensor_cores_fed_by_the_copy_engine(order, dtype, cutlass_ladder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what is kept is written there
+    keep = cutlass_ladder.cute.KeepPTX(True)
+    made = cutlass_ladder._compiled(dtype, (128, 128, 64), 4, *order, (True, True, True), keep)
+    products, copies = (made.__ptx__.count(word) for word in ("wgmma.mma_async", "cp.async.bulk.tensor"))
+    assert products == 64 // 16, "16 columns at a time"
+    assert copies == sum(1 if along_k else 2 for along_k in (order[0], not order[1])), "boxes of 64 columns at most"
+    assert ".local" not in made.__ptx__
+
+
+SHAPES = (*OPS["matmul"].shapes, {"M": 129, "N": 264, "K": 200, "bias": 1, "gelu": 1, "residual": 1})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [{}, {"BM": 64, "BN": 64, "BK": 32, "stages": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cutlass_agrees_with_the_reference(shape, dtype, tile, cutlass_ladder):
+    inputs = OPS["matmul"].draw(shape, dtype, DEVICE)
+    with poisoned():
+        out = CUTLASS(**inputs, **tile)
+    assert error(out, OPS["matmul"].reference(**inputs)) <= OPS["matmul"].tolerance[dtype]
+
+
+@pytest.mark.gpu
+def test_cutlass_takes_matrices_as_they_lie_in_memory(cutlass_ladder):
+    wide = torch.randn(300, 400, device=DEVICE, dtype=torch.bfloat16)
+    w = torch.randn(64, 72, device=DEVICE, dtype=torch.bfloat16)
+    for a in (
+        wide[:70, :64],
+        wide[3:73, 5:69],
+        wide.T[:70, :64],
+        wide[::2, ::3][:70, :64],
+        wide[:1, :64].expand(70, 64),
+    ):
+        for b in (w, w.T[:64, :60], w.T.contiguous()[:64, :60]):
+            assert error(CUTLASS(a, b), a.double() @ b.double()) <= OPS["matmul"].tolerance[torch.bfloat16]
+
+
+def test_cutlass_refuses_what_it_cannot_compute(cutlass_ladder):
+    a = torch.ones(16, 16, dtype=torch.bfloat16, device=DEVICE)
+    with pytest.raises(InputError, match="float32; supported are float16, bfloat16"):
+        CUTLASS(a.float(), a.float())
+    for tile, names in (
+        ({"BM": 32}, "BM=32"),
+        ({"BN": 512}, "BN=512"),
+        ({"BK": 16}, "BK=16"),
+        ({"stages": 1}, "stages=1"),
+    ):
+        with pytest.raises(InputError, match=names):
+            CUTLASS(a, a, **tile)
+    with pytest.raises(device.LimitError, match="shared memory"):
+        CUTLASS(a, a, stages=8)
+    assert CUTLASS(a[:0], a).shape == (0, 16)
+
+
+def test_cutlass_without_a_card_says_what_it_needs(cutlass_ladder, monkeypatch):
+    monkeypatch.setattr(device, "simulated", lambda: True)
+    a = torch.ones(16, 16, dtype=torch.bfloat16)
+    with pytest.raises(device.DeviceError, match=r"compute capability 9\.0"):
+        CUTLASS(a, a)

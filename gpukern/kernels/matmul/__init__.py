@@ -100,5 +100,11 @@ matmul = Op(
             {"BM": 16, "BN": 16, "BK": 16},
             shared="gpukern.kernels.matmul.cuda_ladder:shared_bytes",
         ),
+        "cutlass": Version(
+            "cutlass",
+            "gpukern.kernels.matmul.cutlass_ladder:matmul",
+            {"BM": 128, "BN": 256, "BK": 64, "stages": 4},
+            shared="gpukern.kernels.matmul.cutlass_ladder:shared_bytes",
+        ),
     },
 )
