@@ -87,7 +87,7 @@ class Op:
     shapes     the shapes that every version is tested on; the first is the smallest of interest to a benchmark
     flops      (shape) -> floating-point operations of the mathematics, a multiply-add counted as two
     bytes      (shape, dtype) -> least bytes: each input read once, each output written once
-    tolerance  dtype -> largest `error` that a correct version shows
+    tolerance  dtype -> largest `error` that a correct version shows; its dtypes are those that the versions take
     versions   name -> Version, in the order of the ladder
     """
 
@@ -104,6 +104,11 @@ class Op:
     def __post_init__(self):
         if "torch" not in self.versions:
             raise ValueError(f"Op {self.name}: needs a 'torch' version, the library's way, to be compared with")
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of inputs that every version takes."""
+        return tuple(self.tolerance)
 
     def draw(self, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> dict:
         """Inputs of `shape`: the same for the same seed on every device (drawn on the CPU, then moved)."""
