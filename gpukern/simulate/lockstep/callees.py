@@ -9,8 +9,10 @@ import operator
 from dataclasses import dataclass
 
 import numpy as np
+from numba.core.errors import NumbaError as CoreNumbaError
 from numba.cuda import types, typing, utils
 from numba.cuda.core import ir
+from numba.cuda.core.errors import NumbaError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.types.ext_types import GridGroup
@@ -47,6 +49,15 @@ class Callee:
 
 def callee(scope, statement) -> Callee | None:
     """What is laid in for this statement; None if it is an operation of the machine's own."""
+    try:
+        return _callee(scope, statement)
+    except (Refused, NumbaError, CoreNumbaError):
+        raise
+    except Exception as error:  # a construct that nobody thought of is refused, and is no traceback from in here
+        raise Refused(f"this line ({type(error).__name__}: {error})", scope.line(statement.loc)) from error
+
+
+def _callee(scope, statement) -> Callee | None:
     if isinstance(statement, ir.SetItem | ir.StaticSetItem):
         return _fills(scope, statement)
     value = getattr(statement, "value", None)
