@@ -88,11 +88,29 @@ matmul = Op(
             {"BM": 16, "BN": 16, "BK": 16},
             shared="gpukern.kernels.matmul.numba_ladder:shared_bytes",
         ),
+        "triton_naive": Version(
+            "triton",
+            "gpukern.kernels.matmul.triton_ladder:matmul_naive",
+            {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 1},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
+        ),
+        "triton_grouped": Version(
+            "triton",
+            "gpukern.kernels.matmul.triton_ladder:matmul_grouped",
+            {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 1},
+            shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
+        ),
         "triton": Version(
             "triton",
             "gpukern.kernels.matmul.triton_ladder:matmul",
             {"BM": 128, "BN": 128, "BK": 32, "warps": 8, "stages": 3},
             shared="gpukern.kernels.matmul.triton_ladder:shared_bytes",
+        ),
+        "triton_persistent": Version(
+            "triton",
+            "gpukern.kernels.matmul.triton_persistent:matmul_persistent",
+            {"BM": 128, "BN": 256, "BK": 64, "warps": 8, "stages": 4},
+            shared="gpukern.kernels.matmul.triton_persistent:shared_bytes",
         ),
         "cuda_cpp": Version(
             "cuda",

@@ -1,6 +1,7 @@
 """matmul in Triton: one program computes one tile [BM, BN] of the output, BK columns of `a` at a time.
 
-`dot_loop` is that main loop; qkv, scores and values are the same loop over other rows and columns.
+The rungs are one kernel: they differ in the order of the tiles and in how far ahead of the products it loads.
+`dot_loop` is its main loop; qkv, scores and values are the same loop over other rows and columns.
 """
 
 import torch
@@ -74,7 +75,7 @@ def _matmul_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr = 8,
 ):
-    """One tile of the output. Tiles run GROUP rows of tiles at a time, so that neighbours find a and w in the L2."""
+    """One tile of the output, in the order of GROUP rows of tiles at a time; 1 is row after row."""
     pid, tiles_m, tiles_n = tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN)
     tile_m, tile_n = tl.swizzle2d(pid // tiles_n, pid % tiles_n, tiles_m, tiles_n, GROUP)
     m = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
@@ -93,6 +94,56 @@ def _matmul_kernel(
     tl.store(out_ptr + m[:, None] * N + n[None, :], out, mask=mask)
 
 
+GROUP = 8  # rows of tiles
+
+
+def matmul_naive(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    BM: int = 128,
+    BN: int = 128,
+    BK: int = 32,
+    warps: int = 8,
+    stages: int = 1,
+) -> torch.Tensor:
+    """act(a @ w + bias) + residual, `[M, N]`. Tiles row after row; each load is waited for before its product.
+
+    a, w        `[M, K]`, `[K, N]`, any strides
+    bias        `[N]`, contiguous, or None
+    activation  None or "gelu"
+    residual    `[M, N]`, any strides, or None
+    BM, BN, BK  tile, powers of two from 16
+    warps       of a program, a power of two
+    stages      of the pipeline that loads tiles ahead of the products; 1: none
+
+    Raises InputError for arguments that do not fit together, LimitError for a tile that the card cannot hold.
+    """
+    return _matmul(a, w, bias, activation, residual, BM, BN, BK, warps, stages, group=1)
+
+
+def matmul_grouped(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    BM: int = 128,
+    BN: int = 128,
+    BK: int = 32,
+    warps: int = 8,
+    stages: int = 1,
+) -> torch.Tensor:
+    """As matmul_naive, with tiles in groups of 8 rows of tiles, column after column of the group.
+
+    Each program loads what it loaded, so sectors stay; but the programs that run at one time share rows of a and
+    columns of w: their distinct bytes fall, and with them what the L2 has to fetch.
+    """
+    return _matmul(a, w, bias, activation, residual, BM, BN, BK, warps, stages, group=GROUP)
+
+
 def matmul(
     a: torch.Tensor,
     w: torch.Tensor,
@@ -105,18 +156,31 @@ def matmul(
     warps: int = 8,
     stages: int = 3,
 ) -> torch.Tensor:
-    """act(a @ w + bias) + residual, `[M, N]`.
+    """As matmul_grouped, with a pipeline: while one round of tiles is multiplied, the next ones are on their way.
 
-    a, w        `[M, K]`, `[K, N]`, any strides
-    bias        `[N]`, contiguous, or None
-    activation  None or "gelu"
-    residual    `[M, N]`, any strides, or None
-    BM, BN, BK  tile, powers of two from 16
-    warps       of a program, a power of two
-    stages      of the pipeline that loads tiles ahead of the products
-
-    Raises InputError for arguments that do not fit together, LimitError for a tile that the card cannot hold.
+    Loads become asynchronous copies into `stages` buffers of shared memory, which grows; sectors stay.
     """
+    return _matmul(a, w, bias, activation, residual, BM, BN, BK, warps, stages, group=GROUP)
+
+
+def _matmul(a, w, bias, activation, residual, BM, BN, BK, warps, stages, group) -> torch.Tensor:
+    M, N, K = require_product(a, w, bias, activation, residual)
+    require_dot_tile(warps, stages, BM=BM, BN=BN, BK=BK)
+    out = torch.empty((M, N), dtype=a.dtype, device=a.device)
+    if out.numel() == 0:
+        return out
+    grid = (triton.cdiv(M, BM) * triton.cdiv(N, BN),)
+    device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, BK, warps, stages, a.dtype))
+    _matmul_kernel[grid](
+        a, w, bias, residual, out, M, N, K, *a.stride(), *w.stride(),
+        *(residual.stride() if residual is not None else (0, 0)),
+        GELU=activation == "gelu", BM=BM, BN=BN, BK=BK, GROUP=group, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def require_product(a, w, bias, activation, residual) -> tuple[int, int, int]:
+    """Refuse arguments of a matrix product with epilogue that do not fit together. Returns M, N, K."""
     require(a, "a", (None, None))
     M, K = a.shape
     require(w, "w", (K, None), like=a)
@@ -128,18 +192,7 @@ def matmul(
         require(residual, "residual", (M, N), like=a)
     if activation not in (None, "gelu"):
         raise InputError(f"activation={activation!r} is not known; use None or 'gelu'.")
-    require_dot_tile(warps, stages, BM=BM, BN=BN, BK=BK)
-    out = torch.empty((M, N), dtype=a.dtype, device=a.device)
-    if out.numel() == 0:
-        return out
-    grid = (triton.cdiv(M, BM) * triton.cdiv(N, BN),)
-    device.check_launch(grid, 32 * warps, shared_bytes(BM, BN, BK, warps, stages, a.dtype))
-    _matmul_kernel[grid](
-        a, w, bias, residual, out, M, N, K, *a.stride(), *w.stride(),
-        *(residual.stride() if residual is not None else (0, 0)),
-        GELU=activation == "gelu", BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return out
+    return M, N, K
 
 
 def shared_bytes(
