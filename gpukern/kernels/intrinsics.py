@@ -70,8 +70,10 @@ def _special_register(name: str, bits: int, result):
 
         return result(), codegen
 
+    read.__name__ = name
     return read
 
 
+load4.lockstep, store4.lockstep = "load4", "store4"  # by these names the simulated GPU knows them
 smid = _special_register("smid", 32, types.uint32)  # the number of the SM that runs this block
 globaltimer = _special_register("globaltimer", 64, types.uint64)  # nanoseconds; on Hopper it ticks every 32

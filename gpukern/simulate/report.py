@@ -19,6 +19,7 @@ KINDS = (
     "limit",  # the card does not take this launch: block, grid, shared memory or registers
     "out_of_bounds",
     "negative_index",
+    "misaligned",
     "uninitialised",
     "input_written",
     "race",

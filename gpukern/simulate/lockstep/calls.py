@@ -287,6 +287,29 @@ _ATOMICS = "add sub max min nanmax nanmin and_ or_ xor inc dec exch cas compare_
 SPECIAL |= {getattr(cuda.atomic, name): _atomic(name) for name in _ATOMICS.split()}
 
 
+def special(key):
+    """How a call of `key` becomes source, or None. An intrinsic says by its `lockstep` which access it stands for."""
+    try:
+        return _VECTORS.get(getattr(key, "lockstep", None)) or SPECIAL.get(key)
+    except TypeError:  # not hashable
+        return None
+
+
+def _load4(low, value, signature, _):
+    array, element = value.args
+    return f'g.load4({low.read(array)}, {low.operand(element, types.intp)}, "{low.line}")'
+
+
+def _store4(low, value, signature, _):
+    array, element, values = value.args
+    parts = low.operand(values, signature.args[2])
+    low.lines.append(f'g.store4({low.read(array)}, {low.operand(element, types.intp)}, {parts}, "{low.line}")')
+    return None
+
+
+_VECTORS = {"load4": _load4, "store4": _store4}
+
+
 def is_native(key, signature) -> bool:
     """Is a call of this function an operation of the machine's own, and not laid in?"""
     try:

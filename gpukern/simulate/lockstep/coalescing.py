@@ -8,6 +8,7 @@ import numpy as np
 
 SECTOR = 32  # bytes
 BANKS = 32  # of 4 bytes each
+WARP = 32  # threads
 
 
 class Warps:
@@ -45,9 +46,7 @@ class Warps:
         if type(element) is not np.ndarray:
             return self.count, 0
         if itemsize > 4:
-            word, banks = element * (itemsize // 8 or 1), BANKS // 2
-            halves = ~self._neighbours_agree(element)[self.of] if loads else True
-            team = self.of * 2 + ((self.lane >= 16) & halves)
+            word, banks, team = element, BANKS * 4 // itemsize, self._teams(element, itemsize, loads)
         else:
             word, banks, team = element if itemsize == 4 else element * itemsize >> 2, BANKS, self.of
         slot = team * banks + (word & (banks - 1))
@@ -64,12 +63,24 @@ class Warps:
             again = np.flatnonzero(~served)
             slot, word, team = slot[again], word[again], team[again]
 
-    def _neighbours_agree(self, element: np.ndarray) -> np.ndarray:
-        """For each warp: do all lanes t and t ^ 1, or all t and t ^ 2, want one element, or one of the two nothing?"""
-        wanted = np.full((self.count, 32), -1, np.int64)
-        wanted[self.of, self.lane] = element
-        agree = np.zeros(self.count, bool)
+    def _teams(self, element: np.ndarray, itemsize: int, loads: bool) -> np.ndarray:
+        """Who goes together, a number for each thread: those of a warp whose elements fill the banks once.
+
+        Loads of a whole warp (of 16 bytes: of half a warp) go together, too, if neighbours agree.
+        """
+        size = WARP * 4 // itemsize * 2  # threads of two teams
+        pair = self.of * (WARP // size) + self.lane // size
+        second = self.lane // (size // 2) % 2
+        if loads:
+            second &= ~self._neighbours_agree(element, pair, size)
+        return pair * 2 + second
+
+    def _neighbours_agree(self, element: np.ndarray, pair: np.ndarray, size: int) -> np.ndarray:
+        """Do all lanes t and t ^ 1, or all t and t ^ 2, of a pair of teams want one element, or one of them nothing?"""
+        wanted = np.full((pair[-1] + 1, size), -1, np.int64)
+        wanted[pair, self.lane % size] = element
+        agree = np.zeros(len(wanted), bool)
         for apart in (1, 2):
-            other = wanted[:, np.arange(32) ^ apart]
+            other = wanted[:, np.arange(size) ^ apart]
             agree |= ((wanted == other) | (wanted < 0) | (other < 0)).all(1)
-        return agree
+        return agree[pair]

@@ -237,7 +237,7 @@ class Expressions(Attributes):
             return METHODS[key](self, owner, value, signature), signature.return_type
         if isinstance(function, types.BoundFunction):
             self.refuse(f"`.{str(key).rpartition('.')[2]}()` of {function.this}")
-        special = calls.SPECIAL.get(key) if _hashable(key) else None
+        special = calls.special(key)
         if special is not None:
             return special(self, value, signature, target), signature.return_type
         if isinstance(key, np.ufunc):

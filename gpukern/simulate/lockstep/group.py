@@ -6,10 +6,11 @@ from gpukern.simulate.lockstep import races
 from gpukern.simulate.lockstep.access import Access
 from gpukern.simulate.lockstep.coalescing import Warps
 from gpukern.simulate.lockstep.memory import merge, take
+from gpukern.simulate.lockstep.vectors import VectorAccess
 from gpukern.simulate.lockstep.warp import WarpFunctions
 
 
-class Group(Access, WarpFunctions):
+class Group(Access, VectorAccess, WarpFunctions):
     """Threads at one program counter. lanes: their numbers in the machine, ascending. r: their registers."""
 
     def __init__(self, machine, lanes: np.ndarray, registers: dict):
