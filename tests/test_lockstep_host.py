@@ -217,3 +217,12 @@ def test_the_card_and_its_streams():
     end.synchronize()
     with pytest.raises(device.DeviceError, match="counts and does not time"):
         cuda.event_elapsed_time(start, end)
+
+
+def test_the_transpose_of_a_device_array_is_a_copy():
+    x = cuda.to_device(np.arange(6.0).reshape(2, 3))
+    assert x.T.copy_to_host().tolist() == [[0, 3], [1, 4], [2, 5]] and x.T.is_c_contiguous()
+    x.T[0] = 9
+    assert x.copy_to_host()[0, 0] == 0
+    with pytest.raises(NotImplementedError, match="non-2D"):
+        _ = cuda.to_device(np.zeros(3)).T

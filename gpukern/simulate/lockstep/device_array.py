@@ -18,7 +18,7 @@ class DeviceArray:
     ndim = property(lambda self: self.host.ndim)
     size = property(lambda self: self.host.size)
     nbytes = property(lambda self: self.host.nbytes)
-    T = property(lambda self: DeviceArray(self.host.T))
+    T = property(lambda self: self.transpose())
     alloc_size = property(lambda self: self.host.nbytes)
     flags = property(lambda self: self.host.flags)
     stream = 0
@@ -51,7 +51,14 @@ class DeviceArray:
         return DeviceArray(self.host.view(dtype))
 
     def transpose(self, axes=None) -> "DeviceArray":
-        return DeviceArray(self.host.transpose(axes))
+        """A matrix's transpose, in memory of its own: Numba launches a kernel that copies it."""
+        if axes and tuple(axes) == tuple(range(self.ndim)):
+            return self
+        if self.ndim != 2:
+            raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
+        if axes is not None and set(axes) != {0, 1}:
+            raise ValueError(f"invalid axes list {axes!r}")
+        return DeviceArray(np.ascontiguousarray(self.host.T))
 
     def squeeze(self, axis=None, stream=0) -> "DeviceArray":
         return DeviceArray(self.host.squeeze(axis))

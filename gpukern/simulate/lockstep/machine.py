@@ -160,13 +160,18 @@ class Machine(Barriers):
             except TypeError as error:
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
             size, turn_ends = len(self.waiting), steps + _TURN
-            while pc is not None and pc < others and len(self.waiting) == size and steps < turn_ends:
-                if self.checks:
-                    ran = self.ran[pc]
-                    ran[0] += group.warps.count
-                    ran[1] += group.n
-                pc = blocks[pc](group)
-                steps += 1
+            try:
+                while pc is not None and pc < others and len(self.waiting) == size and steps < turn_ends:
+                    if self.checks:
+                        ran = self.ran[pc]
+                        ran[0] += group.warps.count
+                        ran[1] += group.n
+                    pc = blocks[pc](group)
+                    steps += 1
+            except (Refused, MemoryError):
+                raise
+            except Exception as error:  # of NumPy, mostly: nothing that its user should have to understand
+                raise Refused(f"what stands here ({error})", self.code.line_of_block[pc]) from error
             if pc is None:
                 continue
             if steps > _MOST_STEPS:
