@@ -52,7 +52,7 @@ def layernorm(
     Short rows share a program, as long as every SM gets one. Raises LimitError for a row that `warps` warps have no
     registers for.
     """
-    return _in_registers(x, None, gamma, beta, eps, None, warps)
+    return _in_registers(x, None, gamma, beta, eps, False, warps)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def layernorm_two_pass(
     Source: Welford, *Note on a method for calculating corrected sums of squares and products* (1962); Chan, Golub and
     LeVeque, *Updating formulae and a pairwise algorithm for computing sample variances* (1979).
     """
-    return _two_pass(x, None, gamma, beta, eps, None, BC, warps)
+    return _two_pass(x, None, gamma, beta, eps, False, BC, warps)
 
 
 def residual_two_kernels(
@@ -147,9 +147,7 @@ def residual_layernorm(
     One launch instead of two; the sum is not loaded again, and not stored unless it is asked for, so that 3 elements
     move for each of x (4 with the sum) and not 5. Raises LimitError for a row that does not fit the registers.
     """
-    total = torch.empty_like(x) if keep_sum and isinstance(x, torch.Tensor) else None
-    out = _in_registers(x, residual, gamma, beta, eps, total, warps)
-    return (out, total) if keep_sum else out
+    return _in_registers(x, residual, gamma, beta, eps, keep_sum, warps)
 
 
 def residual_two_pass(
@@ -163,37 +161,33 @@ def residual_two_pass(
     warps: int = 32,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """As residual_layernorm, for rows of any width: BC columns at a time; x and residual are loaded twice."""
-    total = torch.empty_like(x) if keep_sum and isinstance(x, torch.Tensor) else None
-    out = _two_pass(x, residual, gamma, beta, eps, total, BC, warps)
-    return (out, total) if keep_sum else out
+    return _two_pass(x, residual, gamma, beta, eps, keep_sum, BC, warps)
 
 
-def _in_registers(x, residual, gamma, beta, eps, total, warps) -> torch.Tensor:
+def _in_registers(x, residual, gamma, beta, eps, keep_sum, warps):
     C, rows = _check(x, residual, gamma, beta, warps)
     BC = triton.next_power_of_2(C)
     require_registers(C, BC, warps)
-    out = torch.empty_like(x)
-    if out.numel() == 0:
-        return out
-    BM = max(1, min(PER_THREAD * 32 * warps // BC, rows_each(rows)))
-    _layernorm_kernel[(triton.cdiv(rows, BM),)](
-        x, gamma, beta, out, rows, C, eps, BC=BC, BM=BM, residual_ptr=residual, sum_ptr=total, num_warps=warps
-    )
-    return out
+    out, total = torch.empty_like(x), torch.empty_like(x) if keep_sum else None
+    if out.numel():
+        BM = max(1, min(PER_THREAD * 32 * warps // BC, rows_each(rows)))
+        _layernorm_kernel[(triton.cdiv(rows, BM),)](
+            x, gamma, beta, out, rows, C, eps, BC=BC, BM=BM, residual_ptr=residual, sum_ptr=total, num_warps=warps
+        )
+    return (out, total) if keep_sum else out
 
 
-def _two_pass(x, residual, gamma, beta, eps, total, BC, warps) -> torch.Tensor:
+def _two_pass(x, residual, gamma, beta, eps, keep_sum, BC, warps):
     C, rows = _check(x, residual, gamma, beta, warps)
     require_power_of_two(BC=BC)
     BC = min(BC, triton.next_power_of_2(C))
     require_registers(BC, BC, warps)
-    out = torch.empty_like(x)
-    if out.numel() == 0:
-        return out
-    _layernorm_two_pass_kernel[(rows,)](
-        x, gamma, beta, out, C, eps, BC=BC, residual_ptr=residual, sum_ptr=total, num_warps=warps
-    )
-    return out
+    out, total = torch.empty_like(x), torch.empty_like(x) if keep_sum else None
+    if out.numel():
+        _layernorm_two_pass_kernel[(rows,)](
+            x, gamma, beta, out, C, eps, BC=BC, residual_ptr=residual, sum_ptr=total, num_warps=warps
+        )
+    return (out, total) if keep_sum else out
 
 
 def _check(x, residual, gamma, beta, warps) -> tuple[int, int]:
