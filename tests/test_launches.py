@@ -12,7 +12,7 @@ from gpukern.kernels import launching
 from gpukern.kernels.launching import Launcher, launch_key
 from gpukern.layer import Layer, Step, compiled
 from gpukern.layer.compiled import GeneratedKernel, generated, kernels_of
-from gpukern.measure import NotRecorded, Row, launches, rows
+from gpukern.measure import NotRecorded, Row, launches, rows, streams
 from gpukern.op import InputError
 
 DEVICE = device.torch_device()
@@ -280,14 +280,14 @@ def test_what_was_recorded_can_be_read():
 @pytest.mark.slow
 def test_the_compiler_here_writes_programs_of_this_form():
     """Inductor's C++ for the CPU, written but not compiled: its Triton stands in the same program, in the same way."""
+    import torch._inductor.config as settings
     from torch._inductor.utils import get_code
 
-    layer, step = Layer.random("tiny"), Step(1, 4, 4)
-    x, cache = layer.inputs(step)
-    with torch.no_grad():
-        run = torch.compile(compiled._layer, dynamic=False)
-        text = get_code(run, x.cpu(), layer.weights.to(torch.float32, torch.device("cpu")), layer.config,
-                        cache.k.cpu(), cache.v.cpu(), 0)[0]  # fmt: skip
+    layer, cpu = Layer.random("tiny"), torch.device("cpu")
+    x, cache = layer.inputs(Step(1, 4, 4))
+    tensors = x.to(cpu), layer.weights.to(torch.float32, cpu), layer.config, cache.k.to(cpu), cache.v.to(cpu)
+    with torch.no_grad(), settings.patch(force_disable_caches=True):
+        text = get_code(torch.compile(compiled._layer, dynamic=False), *tensors, 0)[0]
     found = kernels_of(text)
     assert sum(k.launches for k in found if k.name == "extern_kernels.mm") == 4
     assert sum(k.language == "cpp" for k in found) >= 3
@@ -300,3 +300,89 @@ def test_the_kernels_of_the_layer_on_this_card():
     ours = [k for k in found if k.language == "triton"]
     assert ours and all("@triton.jit" in k.source for k in ours)
     assert 4 <= sum(k.launches for k in found) <= 20
+
+
+# ---- Streams
+
+
+def test_without_a_card_streams_say_that_they_need_one(monkeypatch):
+    monkeypatch.setattr(device, "simulated", lambda: True)
+    x = torch.ones(8)
+    for call in (streams.overlap, lambda: streams.on_two_streams(torch.neg, torch.neg, x, x),
+                 lambda: streams.on_one_stream(torch.neg, torch.neg, x, x)):  # fmt: skip
+        with pytest.raises(device.DeviceError, match="streams need a CUDA card"):
+            call()
+
+
+def test_the_work_of_the_example_is_what_it_says():
+    x = torch.rand(1500, device=DEVICE)
+    wanted = x.clone()
+    for _ in range(3):
+        wanted = wanted * x + x
+    assert torch.allclose(streams.iterated(x, steps=3), wanted)
+
+
+class Stream:
+    """A stream that writes down what it is told."""
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+
+    def wait_stream(self, other):
+        self.said.append(f"{self.name} waits for {other.name}")
+
+
+def test_every_tensor_that_crosses_streams_is_waited_for_and_recorded(monkeypatch):
+    said, now = [], []
+    here, beside = Stream("here", said), Stream("beside", said)
+
+    class Tensor:
+        def __init__(self, name):
+            self.name = name
+
+        def record_stream(self, stream):
+            said.append(f"{self.name} is used on {stream.name}")
+
+    class On:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            now.append(self.stream.name)
+
+        def __exit__(self, *_):
+            now.pop()
+
+    def work(name):
+        def run(tensor):
+            said.append(f"{name}({tensor.name}) on {(now or ['here'])[-1]}")
+            return Tensor(name)
+
+        return run
+
+    monkeypatch.setattr(device, "simulated", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: here)
+    monkeypatch.setattr(torch.cuda, "stream", On)
+    monkeypatch.setattr(streams, "_beside", lambda: beside)
+    streams.on_two_streams(work("a"), work("b"), Tensor("x"), Tensor("y"))
+    assert said == [
+        "beside waits for here", "b(y) on beside", "y is used on beside",
+        "a(x) on here", "here waits for beside", "b is used on here",
+    ]  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_two_streams_overlap_and_one_does_not():
+    found = streams.overlap()
+    assert found.overlapped == {"on_one_stream": False, "on_two_streams": True}
+    assert found.ratio > 1.5
+
+
+@pytest.mark.gpu
+def test_streams_are_right_while_memory_is_reused():
+    for i in range(50):
+        x, y = (torch.full((1 << 15,), float(value), device="cuda") for value in (i, i + 1))
+        a, b = streams.on_two_streams(lambda t: t + 1, lambda t: streams.iterated(t, 0) + 2, x, y)
+        del x, y
+        torch.full((1 << 15,), -1.0, device="cuda")  # takes the memory of x and y if it may
+        assert (a == i + 1).all() and (b == i + 3).all()

@@ -107,7 +107,7 @@ class LayerBench:
             if not (again := self._check([part], copies[0])).ok:
                 return replace(row, status=f"{again}, after it was timed")
         except Exception as failure:
-            return replace(row, status=_why_not(failure))
+            return replace(row, status=why_not(failure))
         finally:
             self._restore(part)
         return self._timed(row, timing)
@@ -124,7 +124,7 @@ class LayerBench:
                 return replace(row, status=str(verdict))
             return self._timed(row, time([functools.partial(_run, plan.parts, *copy) for copy in copies], budget_ms=40))
         except Exception as failure:
-            return replace(row, status=_why_not(failure))
+            return replace(row, status=why_not(failure))
         finally:
             self._restore(plan.parts[0])
 
@@ -216,7 +216,7 @@ def _run(parts, layer, state: dict) -> dict:
     return state
 
 
-def _why_not(failure: Exception) -> str:
+def why_not(failure: Exception) -> str:
     """What stands in a row instead of a time: a refusal (a limit, an argument), or any other failure of the kernel.
 
     A card whose context is lost, or whose memory is full, is not the kernel's to explain: that is raised again.
