@@ -15,7 +15,7 @@ DTYPES = (torch.uint8, torch.int32)
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
-    """x: `[N]` of whole numbers. Returns how often 0 ... 255 occur, `[256]` in float64; other values are not counted."""
+    """x: `[N]` of whole numbers. Returns how often 0 ... 255 occur, `[256]` in float64; others are not counted."""
     return torch.stack([(x == value).sum() for value in range(BINS)]).double()
 
 

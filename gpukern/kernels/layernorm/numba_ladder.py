@@ -6,6 +6,7 @@ import torch
 from numba import cuda, float32
 
 from gpukern import device
+from gpukern.kernels.reduction.numba_ladder import block_sum
 from gpukern.op import require, require_whole
 
 
@@ -75,16 +76,54 @@ def layernorm(
 
     One block of up to `threads` (see `row_threads`) for each row. Returns the LayerNorm of x over C, contiguous.
     """
+    return _launch(_layernorm_kernel, x, gamma, beta, eps, threads)
+
+
+def _launch(kernel, x, gamma, beta, eps, threads, whole_warps=False) -> torch.Tensor:
+    """Launch `kernel(x, gamma, beta, eps, out)` with a block for each row of x; return the output."""
     require(x, "x", (None,) * max(1, getattr(x, "ndim", 1)))
     C = x.shape[-1]
     require(gamma, "gamma", (C,), like=x)
     require(beta, "beta", (C,), like=x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     threads = row_threads(threads, C)
+    if whole_warps:
+        threads = -(-threads // 32) * 32
     if out.numel() == 0:
         return out
     rows = out.numel() // C
-    device.check_launch(rows, threads, 4 * threads)
+    shared = 0 if whole_warps else 4 * threads
+    device.check_launch(rows, threads, shared)
     x, gamma, beta, flat = map(device.numba_array, (x.reshape(rows, C), gamma, beta, out.view(rows, C)))
-    _layernorm_kernel[rows, threads, device.numba_stream(), 4 * threads](x, gamma, beta, eps, flat)
+    kernel[rows, threads, device.numba_stream(), shared](x, gamma, beta, eps, flat)
     return out
+
+
+@cuda.jit
+def _layernorm_shuffle_kernel(x, gamma, beta, eps, out):
+    """As `_layernorm_kernel`, with sums that go through registers."""
+    row, C = cuda.blockIdx.x, x.shape[1]
+    tx, threads = cuda.threadIdx.x, cuda.blockDim.x
+    total = float32(0)
+    for c in range(tx, C, threads):
+        total += float32(x[row, c])
+    mean = block_sum(total) / float32(C)
+    squares = float32(0)
+    for c in range(tx, C, threads):
+        centred = float32(x[row, c]) - mean
+        squares += centred * centred
+    variance = block_sum(squares) / float32(C)
+    rstd = float32(1) / math.sqrt(variance + float32(eps))
+    for c in range(tx, C, threads):
+        out[row, c] = (float32(x[row, c]) - mean) * rstd * float32(gamma[c]) + float32(beta[c])
+
+
+def layernorm_shuffle(
+    x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-5, threads: int = 128
+) -> torch.Tensor:
+    """As `layernorm`, in blocks of whole warps.
+
+    Changes how the threads of a block find their sum: by shuffles in each warp, and one exchange between the warps. Of
+    the nine barriers that a tree over 128 threads has, two are left, and shared memory sees one number a warp.
+    """
+    return _launch(_layernorm_shuffle_kernel, x, gamma, beta, eps, threads, whole_warps=True)

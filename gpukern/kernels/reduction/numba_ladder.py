@@ -69,33 +69,38 @@ def reduction_sequential(x: torch.Tensor, threads: int = 256) -> torch.Tensor:
 
 
 @cuda.jit(device=True)
-def warp_sum(value):
-    """The sum of `value` over the 32 threads of a warp, in its first thread: registers are read across, without shared
-    memory and without a barrier. Every thread of the warp must call it."""
+def _warp_sum(value):
+    """The sum of `value` over the 32 threads of a warp, each of which gets it and must call this.
+
+    They read each other's registers: no shared memory, no barrier.
+    """
     step = 16
     while step > 0:
-        value += cuda.shfl_down_sync(EVERY_LANE, value, step)
+        value += cuda.shfl_xor_sync(EVERY_LANE, value, step)
         step >>= 1
     return value
 
 
 @cuda.jit(device=True)
 def block_sum(value):
-    """The sum of `value` over the block, of whole warps, in its first thread. Every thread must call it."""
+    """The sum of `value` over the threads of a block of whole warps, each of which gets it and must call this.
+
+    Each warp adds up its own, then each adds up the sums of all warps, so none waits for the last step of another.
+    """
     of_warp = cuda.shared.array(32, float32)
     lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-    value = warp_sum(value)
+    value = _warp_sum(value)
     if lane == 0:
         of_warp[warp] = value
     cuda.syncthreads()
-    if warp == 0:
-        value = warp_sum(of_warp[lane] if lane < cuda.blockDim.x // 32 else float32(0))
-    return value
+    total = _warp_sum(of_warp[lane] if lane < cuda.blockDim.x // 32 else float32(0))
+    cuda.syncthreads()  # all have read the sums before anyone writes them again
+    return total
 
 
 @cuda.jit
 def _reduction_shuffle_kernel(x, sums):
-    """A block adds up blockDim.x elements, each warp its 32 by shuffles, the first warp then the sums of the warps."""
+    """A block adds up blockDim.x elements, each warp its 32 by shuffles, then the sums of the warps."""
     i = cuda.grid(1)
     total = block_sum(float32(x[i]) if i < x.size else float32(0))
     if cuda.threadIdx.x == 0:
@@ -105,8 +110,8 @@ def _reduction_shuffle_kernel(x, sums):
 def reduction_shuffle(x: torch.Tensor, threads: int = 256) -> torch.Tensor:
     """x: any shape. As `reduction_sequential`, with `threads` a multiple of 32.
 
-    Changes where the numbers meet: in registers. One barrier is left of the nine of a block of 256, and shared memory
-    sees one number a warp, once: shared_load_requests falls to 1 a block.
+    Changes where the numbers meet: in registers. Of the nine barriers of a block of 256 two are left, and shared memory
+    sees one number a warp: shared_store_requests and shared_load_requests fall to one a warp.
     """
     _require_warps(threads)
     return _levels(_reduction_shuffle_kernel, x, threads, shared=0)
