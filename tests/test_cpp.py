@@ -128,9 +128,8 @@ def test_a_kernel_of_ones_own_and_its_errors(tmp_path):
         inspect.compiled(kernel, (torch.float32, True), "A100", num_warps=4)
 
 
-def test_an_installation_without_cuda_core_is_told_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpp, "_cuda_core", cpp._cuda_core.__wrapped__)
-    monkeypatch.setitem(sys.modules, "cuda.core", None)
+def test_an_installation_without_nvrtc_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(device.DeviceError, match=r"pip install 'numba-cuda\[cu13\]'"):
         CppKernel(tmp_path / "x.cu", "x").compile((1,), (9, 0))
 

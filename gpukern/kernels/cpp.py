@@ -13,7 +13,6 @@ named by its parameters, as C++ names it in `matmul_kernel<float, 16><<<grid, bl
 
 import ctypes
 import functools
-import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,6 @@ class CppBinary:
     name    of the instance, as C++ writes it: "matmul_kernel<float, 16>"
     symbol  its name in the machine code
     ptx, cubin, log   the compiler's output, the assembler's, and what the assembler said: registers, spills
-    code    the cuda.core.ObjectCode that a launch loads
     """
 
     name: str
@@ -49,7 +47,6 @@ class CppBinary:
     ptx: str
     cubin: bytes
     log: str
-    code: object
 
 
 class CppKernel:
@@ -85,45 +82,48 @@ class CppKernel:
                 f"{self.instance(parameters)} is CUDA C++, which needs a CUDA card: the simulated GPU runs Numba and "
                 "Triton. gpukern.inspect.compiled shows what it is compiled to; choose another version to run here."
             )
-        core = _cuda_core()
+        from cuda import core
+
         (on,) = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
         with torch.cuda.device(on):
-            stream = core.Stream.from_handle(torch.cuda.current_stream(on).cuda_stream)
+            handle = torch.cuda.current_stream(on).cuda_stream  # 0 is CUDA's default stream
+            stream = core.Stream.from_handle(handle) if handle else core.Device(on.index).default_stream
             kernel = self._loaded(parameters, on.index)
             core.launch(stream, core.LaunchConfig(grid=grid, block=block), kernel, *map(_argument, arguments))
 
     def _load(self, parameters: tuple, index: int):
         """The instance as cuda.core launches it, loaded onto a card once."""
-        _cuda_core().Device(index).set_current()
+        from cuda import core
+
+        core.Device(index).set_current()
         made = self.compile(parameters, torch.cuda.get_device_capability(index))
-        return made.code.get_kernel(made.name)
+        return core.ObjectCode.from_cubin(made.cubin).get_kernel(made.symbol)
 
     def _compile(self, parameters: tuple, compute_capability: tuple[int, int]) -> CppBinary:
         """Compile one instance; kept, as `compile`. Raises CppError with file and line, DeviceError without NVRTC."""
-        core, name, log = _cuda_core(), self.instance(parameters), io.StringIO()
-        options = core.ProgramOptions(
-            name=str(self.file),
-            arch="sm_{}{}".format(*compute_capability),
-            std="c++17",
-            lineinfo=True,
-            include_path=_include_folders(),
-            ptxas_options=["-v"],
-        )
-        program = core.Program(self.file.read_text(), "c++", options)
+        nvrtc, name = _nvrtc(), self.instance(parameters)
+        options = [
+            "--gpu-architecture=sm_{}{}".format(*compute_capability),
+            "--std=c++17",
+            "--generate-line-info",
+            "--ptxas-options=-v",
+            *(f"--include-path={folder}" for folder in _include_folders()),
+        ]
+        program = _done(nvrtc.nvrtcCreateProgram(self.file.read_bytes(), str(self.file).encode(), 0, [], []))
         try:
-            code = program.compile("cubin", name_expressions=(name,), logs=log)
-            ptx = _ptx(program)
-        except Exception as error:  # cuda.core's own kinds, which differ between its versions
-            raise self._refusal(str(error)) from error
+            _done(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+            log = _text(program, "ProgramLog").decode(errors="replace").strip("\0\n")
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise self._refusal(log or status.name)
+            symbol = _done(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode()
+            return CppBinary(name, symbol, _text(program, "PTX").decode().strip("\0\n"), _text(program, "CUBIN"), log)
         finally:
-            program.close()
-            del program  # which the frames of an exception would keep, until cuda.core itself is gone
-        return CppBinary(name, code.symbol_mapping[name].decode(), ptx, bytes(code.code), log.getvalue(), code)
+            nvrtc.nvrtcDestroyProgram(program)
 
     def _refusal(self, said: str) -> CppError:
         """NVRTC's complaint without the folder of the file; its line is the first that it names."""
-        words = said.partition("compilation log:")[2].strip() or said
-        words = words.replace(str(self.file), self.file.name)
+        words = said.replace(str(self.file), self.file.name)
         first, file, line, rest = re.match(r"(?s)((\S+)\((\d+)\): )?(.*)", words).group(1, 2, 3, 4)
         return CppError(rest, f"{file}:{line}") if first and file == self.file.name else CppError(words)
 
@@ -137,28 +137,29 @@ def _argument(value):
     return ctypes.c_float(value) if isinstance(value, float) else value
 
 
-def _ptx(program) -> str:
-    """The PTX of a program that was compiled to machine code. NVRTC keeps it; cuda.core gives one of the two."""
-    from cuda.bindings import nvrtc
-
-    _, size = nvrtc.nvrtcGetPTXSize(program.handle)
-    ptx = b" " * size
-    (status,) = nvrtc.nvrtcGetPTX(program.handle, ptx)
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CppError(f"NVRTC gives no PTX: {status.name}.")
-    return ptx.decode().strip("\0\n")
+def _done(answer: tuple):
+    """What a call of NVRTC gave back; raises CppError if it failed."""
+    status, *result = answer
+    if status.value != 0:
+        raise CppError(f"NVRTC: {status.name}.")
+    return result[0] if result else None
 
 
-@functools.cache
-def _cuda_core():
+def _text(program, what: str) -> bytes:
+    """PTX, CUBIN or ProgramLog of a compiled program."""
+    nvrtc = _nvrtc()
+    text = b" " * _done(getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    _done(getattr(nvrtc, f"nvrtcGet{what}")(program, text))
+    return text
+
+
+def _nvrtc():
     try:
-        import cuda.core
+        from cuda.bindings import nvrtc
 
-        return cuda.core
+        return nvrtc
     except ImportError as error:
-        raise device.DeviceError(
-            "CUDA C++ needs NVIDIA's cuda-core and NVRTC: pip install 'numba-cuda[cu13]' brings both."
-        ) from error
+        raise device.DeviceError("CUDA C++ needs NVRTC: pip install 'numba-cuda[cu13]' brings it.") from error
 
 
 @functools.cache
