@@ -58,6 +58,7 @@ layernorm = Op(
     versions={
         "torch": Version("torch", "gpukern.kernels.layernorm:layernorm_torch"),
         "numba": Version("numba", "gpukern.kernels.layernorm.numba_ladder:layernorm", {"threads": 128}),
+        "numba_shuffle": Version("numba", "gpukern.kernels.layernorm.numba_ladder:layernorm_shuffle", {"threads": 128}),
         "triton": Version("triton", "gpukern.kernels.layernorm.triton_ladder:layernorm", {"warps": 4}),
         "triton_two_pass": Version(
             "triton", "gpukern.kernels.layernorm.triton_ladder:layernorm_two_pass", {"BC": 16384, "warps": 32}

@@ -82,11 +82,25 @@ matmul = Op(
     tolerance={torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2},
     versions={
         "torch": Version("torch", "gpukern.kernels.matmul:matmul_torch"),
+        "numba_naive": Version("numba", "gpukern.kernels.matmul.numba_ladder:matmul_naive", {"threads": 256}),
+        "numba_coalesced": Version("numba", "gpukern.kernels.matmul.numba_ladder:matmul_coalesced", {"threads": 256}),
         "numba": Version(
             "numba",
             "gpukern.kernels.matmul.numba_ladder:matmul",
             {"BM": 16, "BN": 16, "BK": 16},
             shared="gpukern.kernels.matmul.numba_ladder:shared_bytes",
+        ),
+        "numba_register_tile": Version(
+            "numba",
+            "gpukern.kernels.matmul.numba_register_tile:matmul_register_tile",
+            {"BM": 64, "BN": 64, "BK": 16},
+            shared="gpukern.kernels.matmul.numba_ladder:shared_bytes",
+        ),
+        "numba_vectorised": Version(
+            "numba",
+            "gpukern.kernels.matmul.numba_vectorised:matmul_vectorised",
+            {"BM": 128, "BN": 128, "BK": 16},
+            shared="gpukern.kernels.matmul.numba_vectorised:shared_bytes",
         ),
         "triton_naive": Version(
             "triton",

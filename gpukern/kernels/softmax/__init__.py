@@ -80,6 +80,9 @@ softmax = Op(
     tolerance={torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
     versions={
         "torch": Version("torch", "gpukern.kernels.softmax:softmax_torch"),
+        "numba_one_thread": Version(
+            "numba", "gpukern.kernels.softmax.numba_ladder:softmax_one_thread", {"threads": 128}
+        ),
         "numba": Version("numba", "gpukern.kernels.softmax.numba_ladder:softmax", {"threads": 128}),
         "triton_three_pass": Version(
             "triton", "gpukern.kernels.softmax.triton_ladder:softmax_three_pass", {"BN": 1024, "warps": 4}
