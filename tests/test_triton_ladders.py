@@ -79,14 +79,14 @@ def test_softmax_reads_little_of_what_the_mask_hides(name, counted):
 
 
 def test_short_rows_share_a_program_when_there_are_enough():
-    sms = device.card().sms
-    for rows, programs in ((4 * sms, sms), (sms, sms), (3, 3)):
-        softmax.versions["triton"](torch.randn(rows, 16))
+    full = 2 * device.card().sms  # programs of 32 warps, of which two fill an SM
+    for rows, programs in ((4 * full, full), (full, full), (3, 3)):
+        softmax.versions["triton"](torch.randn(rows, 16), warps=32)
         assert simulate.last().grid[0] == programs
-        layernorm.versions["triton"](torch.randn(rows, 16), torch.ones(16), torch.ones(16))
+        layernorm.versions["triton"](torch.randn(rows, 16), torch.ones(16), torch.ones(16), warps=32)
         assert simulate.last().grid[0] == programs
-    softmax.versions["triton"](torch.randn(16 * sms, 16), BN=32)  # two rows fill a program
-    assert simulate.last().grid[0] == 8 * sms
+    softmax.versions["triton"](torch.randn(4 * full, 16), BN=32, warps=32)  # two rows fill a program
+    assert simulate.last().grid[0] == 2 * full
 
 
 @pytest.mark.parametrize("name", ["triton_three_pass", "triton", "triton_online"])

@@ -49,8 +49,8 @@ def layernorm(
 ) -> torch.Tensor:
     """x: `[..., C]`, gamma, beta: `[C]`, contiguous. Returns the normalised rows, shape of x.
 
-    Short rows share a program, as long as every SM gets one. Raises LimitError for a row that `warps` warps have no
-    registers for.
+    Short rows share a program, where there are enough to fill the card. Raises LimitError for a row that `warps` warps
+    have no registers for.
     """
     return _in_registers(x, None, gamma, beta, eps, False, warps)
 
@@ -170,7 +170,7 @@ def _in_registers(x, residual, gamma, beta, eps, keep_sum, warps):
     require_registers(C, BC, warps)
     out, total = torch.empty_like(x), torch.empty_like(x) if keep_sum else None
     if out.numel():
-        BM = max(1, min(PER_THREAD * 32 * warps // BC, rows_each(rows)))
+        BM = max(1, min(PER_THREAD * 32 * warps // BC, rows_each(rows, warps)))
         _layernorm_kernel[(triton.cdiv(rows, BM),)](
             x, gamma, beta, out, rows, C, eps, BC=BC, BM=BM, residual_ptr=residual, sum_ptr=total, num_warps=warps
         )
@@ -209,9 +209,11 @@ def _check(x, residual, gamma, beta, warps) -> tuple[int, int]:
     return C, rows
 
 
-def rows_each(rows: int) -> int:
-    """The most rows (a power of two) that a program may take so that every SM of the card still gets a program."""
-    return 1 << (max(1, rows // device.card().sms).bit_length() - 1)
+def rows_each(rows: int, warps: int) -> int:
+    """The most rows (a power of two) that a program of `warps` warps may take and leave programs to fill the card."""
+    card = device.card()
+    full = card.sms * max(1, card.warps_per_sm // warps)
+    return 1 << (max(1, rows // full).bit_length() - 1)
 
 
 def require_registers(columns: int, tile: int, warps: int) -> None:

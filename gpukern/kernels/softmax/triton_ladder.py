@@ -17,7 +17,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would b
 @triton.jit
 def _visible(row, T, S, CAUSAL: tl.constexpr):
     """How many columns a row sees: the first ones. Never more than S, as row % T < T."""
-    return tl.maximum(row % T + 1 + S - T, 0) if CAUSAL else row * 0 + S
+    return tl.maximum((row % T).to(tl.int32) + 1 + S - T, 0) if CAUSAL else S
 
 
 @triton.jit
@@ -102,8 +102,8 @@ def _softmax_kernel(x_ptr, out_ptr, rows, T, S, CAUSAL: tl.constexpr, BN: tl.con
 def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 8) -> torch.Tensor:
     """As softmax_three_pass, in one kernel: the row stays in registers, so x is loaded once instead of three times.
 
-    BN: elements that a program holds, a power of two. Shorter rows share a program, as long as every SM gets one: more
-    loads are then on their way at once. Rows longer than BN do not fit the registers and go to softmax_online.
+    BN: elements that a program holds, a power of two. Shorter rows share a program, where there are enough to fill the
+    card: each thread then has more loads on their way. Rows longer than BN do not fit, and go to softmax_online.
     """
     T, S, rows, out = _checked(x, BN, warps)
     if out.numel() == 0:
@@ -112,7 +112,7 @@ def softmax(x: torch.Tensor, causal: bool = False, BN: int = 4096, warps: int = 
     if width > BN:
         return softmax_online(x, causal, BN, warps)
     require_registers(S, width, warps)
-    BM = min(BN // width, rows_each(rows))
+    BM = min(BN // width, rows_each(rows, warps))
     _softmax_kernel[(triton.cdiv(rows, BM),)](x, out, rows, T, S, CAUSAL=causal, BN=width, BM=BM, num_warps=warps)
     return out
 
