@@ -157,10 +157,10 @@ def matmul_vectorised(
     require_power_of_two(BM=BM, BN=BN, BK=BK)
     if BM < WARP_M or BN < WARP_N:
         raise InputError(f"BM={BM}, BN={BN}: a warp computes {WARP_M} x {WARP_N}; choose no less.")
-    if max(BM, BN) > 16 * BK:
-        raise InputError(f"BK={BK}: tiles of {BM} x {BN} have not a quad for each thread; use {max(BM, BN) // 16}.")
     threads = BM * BN // PER_THREAD
     device.check_launch(1, threads)
+    if max(BM, BN) > 16 * BK:
+        raise InputError(f"BK={BK}: tiles of {BM} x {BN} have not a quad for each thread; use {max(BM, BN) // 16}.")
     require_static(shared_bytes(BM, BN, BK, a.dtype), (BM, BN, BK))
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)
     pair = accesses(max(BM, BK), a, w, out)
