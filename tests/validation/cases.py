@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import cuda, float32, float64, int8, int16, int32, int64
 
+from gpukern.kernels.intrinsics import load4, store4
+
 CASES = {}
 
 
@@ -443,6 +445,89 @@ scattered("even lanes only", lambda t: t if t % 2 == 0 else -1)
 scattered("even lanes only, 16 apart", lambda t: t * 8 % 256 + t // 32 if t % 2 == 0 else -1)
 scattered("every 4th lane only", lambda t: t if t % 4 == 0 else -1)
 scattered("one lane only", lambda t: t if t % 32 == 5 else -1)
+
+
+# --- 16 bytes a thread ---
+
+
+@cuda.jit
+def copy_by_fours(x, out):
+    i = 4 * cuda.grid(1)
+    if i < out.size:
+        store4(out, i, load4(x, i))
+
+
+case("copy by fours", copy_by_fours, 16, 256, lambda: (values(16384), zeros(16384)))
+case("copy by fours, cut", copy_by_fours, 4, 96, lambda: (values(1000), zeros(1000)))
+
+
+@cuda.jit
+def read_by_fours(x, where, out):
+    s = cuda.shared.array(1024, float32)
+    t = cuda.threadIdx.x
+    for j in range(4):
+        s[t + 256 * j] = x[t + 256 * j]
+    cuda.syncthreads()
+    at = where[t]
+    if at >= 0:
+        a, b, c, d = load4(s, 4 * at)
+        out[t] = a + b + c + d
+
+
+@cuda.jit
+def write_by_fours(x, where, out):
+    s = cuda.shared.array(1024, float32)
+    t = cuda.threadIdx.x
+    for j in range(4):
+        s[t + 256 * j] = 0
+    cuda.syncthreads()
+    at = where[t]
+    if at >= 0:
+        v = x[t]
+        store4(s, 4 * at, (v, v + 1, v + 2, v + 3))
+    cuda.syncthreads()
+    for j in range(4):
+        out[t + 256 * j] = s[t + 256 * j]
+
+
+def by_fours(name: str, pattern, written: bool = True) -> None:
+    where = np.array([pattern(t) for t in range(256)], np.int32)
+    case(
+        f"shared by fours, {name}",
+        read_by_fours,
+        1,
+        256,
+        lambda: (values(1024), cuda.to_device(where), zeros(256)),
+    )
+    if written:  # no two threads write one place
+        case(
+            f"shared by fours, written {name}",
+            write_by_fours,
+            1,
+            256,
+            lambda: (values(256), cuda.to_device(where), zeros(1024)),
+        )
+
+
+by_fours("in order", lambda t: t)
+by_fours("backwards", lambda t: 255 - t)
+by_fours("at random", lambda t: RANDOM[t])
+by_fours("at random of 40", lambda t: FEW[t], written=False)
+by_fours("all the same", lambda t: 0, written=False)
+by_fours("pairs read the same", lambda t: t // 2, written=False)
+by_fours("fours read the same", lambda t: t // 4, written=False)
+by_fours("eights read the same", lambda t: t // 8, written=False)
+by_fours("lanes t and t + 2 read the same", lambda t: t & ~2, written=False)
+by_fours("lanes t and t + 4 read the same", lambda t: t & ~4, written=False)
+by_fours("quarters of a warp read the same", lambda t: t % 8, written=False)
+by_fours("pairs, 8 apart", lambda t: t // 2 * 8 % 256, written=False)
+by_fours("8 apart", lambda t: t * 8 % 256 + t // 32)
+by_fours("2 apart", lambda t: t * 2 % 256 + t // 128)
+by_fours("even lanes only", lambda t: t if t % 2 == 0 else -1)
+by_fours("every 4th lane only", lambda t: t if t % 4 == 0 else -1)
+by_fours("first half only", lambda t: t if t % 32 < 16 else -1)
+by_fours("first of every 8 lanes", lambda t: t if t % 8 == 0 else -1)
+by_fours("one half in pairs", lambda t: t // 2 if t % 32 < 16 else t, written=False)
 
 
 @cuda.jit

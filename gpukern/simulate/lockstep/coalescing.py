@@ -40,8 +40,9 @@ class Warps:
         """Wavefronts and bank conflicts of an access to shared memory. element: the number of each thread's element.
 
         In one wavefront every bank delivers one word, to all threads that want it. Threads that want another word of
-        a bank go again: a conflict. With elements of 8 bytes, over pairs of banks, half a warp goes at a time; but a
-        whole warp loads at once if neighbours (lanes t and t ^ 1, or all lanes t and t ^ 2) want the same or nothing.
+        a bank go again: a conflict. With elements of 8 bytes, over pairs of banks, half a warp goes at a time, with 16
+        bytes a quarter; but twice as many load at once if neighbours (all lanes t and t ^ 1 of the warp, or all lanes t
+        and t ^ 2) want the same or nothing.
         """
         if type(element) is not np.ndarray:
             return self.count, 0
@@ -66,21 +67,21 @@ class Warps:
     def _teams(self, element: np.ndarray, itemsize: int, loads: bool) -> np.ndarray:
         """Who goes together, a number for each thread: those of a warp whose elements fill the banks once.
 
-        Loads of a whole warp (of 16 bytes: of half a warp) go together, too, if neighbours agree.
+        Loads of twice as many threads go together if neighbours agree in the whole warp.
         """
-        size = WARP * 4 // itemsize * 2  # threads of two teams
-        pair = self.of * (WARP // size) + self.lane // size
-        second = self.lane // (size // 2) % 2
+        size = WARP * 4 // itemsize  # threads of a team
+        pair = self.of * (WARP // size // 2) + self.lane // (2 * size)
+        second = self.lane // size % 2
         if loads:
-            second &= ~self._neighbours_agree(element, pair, size)
+            second &= ~self._neighbours_agree(element)[self.of]
         return pair * 2 + second
 
-    def _neighbours_agree(self, element: np.ndarray, pair: np.ndarray, size: int) -> np.ndarray:
-        """Do all lanes t and t ^ 1, or all t and t ^ 2, of a pair of teams want one element, or one of them nothing?"""
-        wanted = np.full((pair[-1] + 1, size), -1, np.int64)
-        wanted[pair, self.lane % size] = element
-        agree = np.zeros(len(wanted), bool)
+    def _neighbours_agree(self, element: np.ndarray) -> np.ndarray:
+        """For each warp: do all lanes t and t ^ 1, or all t and t ^ 2, want one element, or one of the two nothing?"""
+        wanted = np.full((self.count, WARP), -1, np.int64)
+        wanted[self.of, self.lane] = element
+        agree = np.zeros(self.count, bool)
         for apart in (1, 2):
-            other = wanted[:, np.arange(size) ^ apart]
+            other = wanted[:, np.arange(WARP) ^ apart]
             agree |= ((wanted == other) | (wanted < 0) | (other < 0)).all(1)
-        return agree[pair]
+        return agree
