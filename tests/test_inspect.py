@@ -344,6 +344,16 @@ def test_what_triton_refuses_comes_with_its_words_and_the_line():
     def raises(x_ptr, out_ptr, n):
         raise ValueError
 
+    @triton.jit
+    def asks(a_ptr, out_ptr, N: tl.constexpr):
+        n = tl.arange(0, N)
+        a = tl.load(a_ptr + n[:, None] * N + n[None, :])
+        tl.store(out_ptr + n[:, None] * N + n[None, :], tl.dot(a, a, tl.zeros((N, N), tl.int32)))
+
+    @triton.jit
+    def gives(x_ptr, out_ptr, n):
+        return tl.load(x_ptr)
+
     array, tile = {"a_ptr": "*fp16", "out_ptr": "*fp32"}, {"x_ptr": "*fp32", "out_ptr": "*fp32"}
     for kernel, types, meta, where, text, words in (
         (scale, POINTERS, {"BLOCK": 48}, scale, "arange", "power of 2"),
@@ -356,10 +366,12 @@ def test_what_triton_refuses_comes_with_its_words_and_the_line():
             "@triton",
             "wants 262,144 bytes of shared memory a block; T4 has",
         ),
-        (calls, POINTERS, {}, inner, "undefined", "undefined is not defined"),
+        (calls, POINTERS, {}, inner, "undefined", ": undefined is not defined"),
         (raises, POINTERS, {}, raises, "ValueError", "unsupported AST node type: Raise"),
-        (scale, POINTERS, {"num_warps": 3}, None, "", "num_warps must be a power of 2"),
-        (scale, POINTERS, {"TILE": 3}, None, "", "TILE was specified but unrecognised"),
+        (scale, POINTERS, {"num_warps": 3}, scale, "@triton", "num_warps must be a power of 2"),
+        (scale, POINTERS, {"TILE": 3}, scale, "@triton", "TILE was specified but unrecognised"),
+        (asks, array, {"N": 32}, asks, "tl.dot", r": assert acc.type.shape == ret_ty.shape"),
+        (gives, POINTERS, {}, gives, "@triton", "A kernel returns none"),
     ):
         with pytest.raises(inspect.CompileError, match=words) as refused:
             inspect.compiled(kernel, types, "T4", **meta)

@@ -247,3 +247,16 @@ def test_without_checks_only_the_result_is_made():
 def test_a_numba_kernel_takes_no_keywords():
     with pytest.raises(TypeError, match="BLOCK"):
         simulate.run(add, 1, 32, *vectors(32), BLOCK=32)
+
+
+def test_what_is_no_kernel_and_a_block_that_is_not_there_are_told():
+    def plain(x):
+        pass
+
+    for kernel, block, words in (
+        (plain, 32, "is no kernel: decorate"),
+        (None, None, "None is no kernel"),
+        (add, None, "give it a block"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            simulate.run(kernel, 1, block, *vectors(32))

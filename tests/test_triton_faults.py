@@ -287,6 +287,73 @@ def test_an_output_that_is_read_before_it_is_written():
 
 
 @triton.jit
+def columns_kernel(out_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # wrong for a column: its stride is missing
+    tl.store(out_ptr + i, i.to(tl.float32))
+
+
+def test_what_lies_between_the_elements_of_a_view_is_not_its():
+    memory = torch.full((8, 4), 9.0)
+    fault = only_fault(
+        columns_kernel, (2,), memory[:, 1], BLOCK=16,
+        text="tl.store", kind="out_of_bounds", array="out_ptr", index=1, who="program 0", count=12 + 12,
+    )  # fmt: skip
+    assert "no element of it lies there" in fault.message and "strides" in fault.message
+    assert memory[:, 1].tolist() == [0, 4, 8, 12, 16, 20, 24, 28] and (memory[:, [0, 2, 3]] == 9).all()
+
+
+@triton.jit
+def far_kernel(x_ptr, out_ptr, stride):
+    row = tl.program_id(0)
+    x = tl.load(x_ptr + row * stride)
+    tl.store(out_ptr + row, x)
+
+
+def test_an_offset_that_wraps_below_the_start_is_told_what_to_do():
+    fault = only_fault(
+        far_kernel, (2,), torch.ones(4), torch.ones(4), -(2**30),
+        text="x = tl.load", kind="out_of_bounds", array="x_ptr", index=-(2**30), who="program 1", count=1,
+    )  # fmt: skip
+    assert ".to(tl.int64)" in fault.message
+
+
+@triton.jit
+def count_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    bins = tl.load(x_ptr + tl.arange(0, BLOCK))
+    count = tl.load(out_ptr + bins)
+    tl.store(out_ptr + bins, count + 1)
+
+
+def test_lanes_that_meet_with_one_value_are_warned():
+    x = torch.tensor([0, 1, 2, 1, 3, 1, 3, 7])
+    report = simulate.run(count_kernel, (1,), None, x, torch.zeros(8), BLOCK=8)
+    (fault,) = report.faults
+    assert (fault.kind, fault.line, fault.index, fault.count) == (
+        "same_value_race", line(count_kernel, "tl.store"), (1,), 3,
+    )  # fmt: skip
+    assert "atomic_add" in fault.message
+    assert simulate.run(count_kernel, (1,), None, torch.arange(7, -1, -1), torch.zeros(8), BLOCK=8).faults == []
+
+
+@triton.jit
+def add_to_output_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr, EXCHANGE: tl.constexpr):
+    total = tl.sum(tl.load(x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)))
+    if EXCHANGE:
+        tl.atomic_xchg(out_ptr, total)
+    tl.atomic_add(out_ptr, total)
+
+
+def test_an_atomic_that_adds_to_what_nobody_has_written():
+    fault = only_fault(
+        add_to_output_kernel, (2,), torch.ones(32), torch.zeros(1), 16, False, outputs="out_ptr",
+        text="tl.atomic_add", kind="uninitialised", array="out_ptr", index=0, who="program 0", count=1,
+    )  # fmt: skip
+    assert "torch.zeros" in fault.message
+    arguments = torch.ones(32), torch.zeros(1), 16, True
+    assert simulate.run(add_to_output_kernel, 1, None, *arguments, outputs="out_ptr").faults == []
+
+
+@triton.jit
 def wait_kernel(flag_ptr, out_ptr):
     if tl.program_id(0) == 0:
         while tl.atomic_add(flag_ptr, 0) == 0:

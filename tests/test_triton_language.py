@@ -102,10 +102,30 @@ def make_kernel(scale, width):
 
 def test_closures_over_constants_and_globals():
     x = torch.ones(16)
-    make_kernel(3, tl.constexpr(16))[(1,)](x)
+    make_kernel(tl.constexpr(3), tl.constexpr(16))[(1,)](x)
     assert x.tolist() == [11] * 16
-    make_kernel(5, 16)[(1,)](x)
+    make_kernel(tl.constexpr(5), tl.constexpr(16))[(1,)](x)
     assert x.tolist() == [63] * 16
+    with pytest.raises(InterpreterError, match="scale is a int outside of the kernel.*scale = tl.constexpr"):
+        make_kernel(3, tl.constexpr(16))[(1,)](x)
+
+
+@triton.jit
+def constants_kernel(x_ptr, out_ptr):
+    i = tl.arange(0, WIDTH)
+    x = tl.load(x_ptr + i)
+    tl.store(out_ptr + i, WIDTH - x)
+    tl.store(out_ptr + WIDTH + i, WIDTH // x)
+    tl.store(out_ptr + 2 * WIDTH + i, tl.where(WIDTH > x, WIDTH % x, WIDTH << x))  # noqa: SIM300  (the order is the point)
+    tl.store(out_ptr + 3 * WIDTH + i, (WIDTH == x) | (WIDTH <= x + 1))  # noqa: SIM300  (the order is the point)
+
+
+def test_a_constant_on_the_left_of_a_tensor():
+    x, out = torch.arange(1, 9, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    assert simulate.run(constants_kernel, 1, None, x, out).faults == []
+    left = [8 - n for n in range(1, 9)], [8 // n for n in range(1, 9)]
+    assert out.view(4, 8)[:2].tolist() == list(left)
+    assert out.view(4, 8)[2:].tolist() == [[8 % n for n in range(1, 8)] + [8 << 8], [0] * 6 + [1] * 2]
 
 
 def test_a_kernel_of_a_notebook_cell(tmp_path):
@@ -233,7 +253,62 @@ def refused_kernels():
     def outer(x_ptr):
         tl.store(x_ptr, inner(1))
 
+    @triton.jit
+    def module(x_ptr):
+        tl.store(x_ptr, np.exp(tl.load(x_ptr)))
+
+    @triton.jit
+    def python(x_ptr):
+        tl.store(x_ptr, normal(tl.load(x_ptr)))
+
+    @triton.jit
+    def builtin(x_ptr):
+        tl.store(x_ptr, abs(tl.load(x_ptr)))
+
+    @triton.jit
+    def returns(x_ptr):
+        return tl.load(x_ptr)
+
+    @triton.jit
+    def element(x_ptr):
+        x = tl.load(x_ptr + tl.arange(0, 8))
+        tl.store(x_ptr, x[3])
+
+    @triton.jit
+    def assigns(x_ptr):
+        x = tl.load(x_ptr + tl.arange(0, 8))
+        x[3] = 1
+
+    @triton.jit
+    def pointer(x_ptr):
+        tl.store(x_ptr, x_ptr[tl.program_id(0)])
+
+    @triton.jit
+    def grows(x_ptr):
+        total = 0
+        for k in range(3):
+            total += tl.load(x_ptr + k)
+        tl.store(x_ptr, total)
+
+    @triton.jit
+    def scatters(x_ptr):
+        tl.atomic_max(x_ptr, tl.load(x_ptr + tl.arange(0, 8)))
+
+    @triton.jit
+    def converts(x_ptr):
+        tl.store(x_ptr, tl.arange(0, 8).to(tl.float8e5).to(tl.float32))
+
     return {
+        module: (2, "cannot call numpy.exp.*triton.language"),
+        python: (2, "normal is a function of Python: decorate it with @triton.jit"),
+        builtin: (2, "name 'abs' is not defined"),
+        returns: (None, "a kernel returns nothing"),
+        element: (3, "indexed with None and `:` only.*tl.sum"),
+        assigns: (3, "tl.where"),
+        pointer: (2, "indexed with None.*tl.load"),
+        grows: (3, "total is int32 before the loop and fp32 after its first trip"),
+        scatters: (2, "cannot be block type if pointer argument is not a block"),
+        converts: (2, r"cannot cast int32\[constexpr\[8\]\] to"),
         chained: (3, "chain of comparisons"),
         breaks: (4, "`break`"),
         ambiguous: (2, "a block of 8 values is asked whether it is true"),
@@ -257,6 +332,35 @@ def test_what_is_wrong_in_a_kernel_is_told_with_its_line_once():
             assert message.startswith(f"test_triton_language.py:{kernel.fn.__code__.co_firstlineno + line}:"), message
 
 
+@pytest.mark.parametrize(
+    "arguments, meta, words",
+    [
+        ((8,), {}, "takes x_ptr, n, factor, flag, nothing, BLOCK: missing a required argument: 'factor'"),
+        ((8, 1.0, True, None, 8, 9), {}, "too many positional"),
+        ((8, 1.0, True, None), {"TILE": 8}, "has no parameter TILE; it has x_ptr"),
+        ((np.ones(8), 1.0, True, None), {}, r"n is a NumPy array; .*torch.from_numpy\(n\)"),
+        ((np.int64(8), 1.0, True, None), {}, r"n is a int64 of NumPy; .*n.item\(\)"),
+        (([8], 1.0, True, None), {}, "n is a list; a kernel takes"),
+        ((2**64, 1.0, True, None), {}, "does not fit into 64 bits"),
+        ((torch.ones(1, device="meta"), 1.0, True, None), {}, "n is on meta; .* on the CPU"),
+        ((torch.ones(1, dtype=torch.complex64), 1.0, True, None), {}, "n is torch.complex64"),
+        ((8, 1.0, True, None), {"BLOCK": torch.tensor(8)}, "BLOCK is a constexpr"),
+        ((8, 1.0, True, None), {"num_warps": "4"}, "num_warps='4'"),
+    ],
+)
+def test_arguments_that_a_launch_does_not_take(arguments, meta, words):
+    with pytest.raises(TypeError, match=words):
+        scalar_kernel[(1,)](torch.ones(8), *arguments, **meta)
+
+
+def test_a_grid_that_is_none():
+    for grid in ("1", (1.5,), None, (), lambda meta: None):
+        with pytest.raises(TypeError, match="the grid is .*: give one to three whole numbers"):
+            scalar_kernel[grid](torch.ones(8), 8, 1.0, True, None)
+    with pytest.raises(KeyError, match=r"meta\['TILE'\]; scalar_kernel is launched with .*BLOCK"):
+        scalar_kernel[lambda meta: (meta["TILE"],)](torch.ones(8), 8, 1.0, True, None)
+
+
 def test_what_is_not_known_is_refused_with_its_line():
     @triton.jit
     def assembly(x_ptr):
@@ -278,11 +382,11 @@ def test_printing(capsys):
     def kernel(x_ptr):
         tl.static_print("compiling", 3)
         tl.device_print("x is", tl.load(x_ptr))
-        print("done")
+        print("done", 1)
 
     kernel[(2,)](torch.full((1,), 7.0))
     out = capsys.readouterr().out
-    assert "compiling 3" in out and "(1, 0, 0) x is: [7.]" in out and "done" in out
+    assert "compiling 3" in out and "(1, 0, 0) x is: [7.]" in out and "(1, 0, 0) done: [1]" in out
 
 
 # Mathematics

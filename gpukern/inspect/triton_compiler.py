@@ -57,11 +57,11 @@ def compiled(kernel, signature, on: device.Card, meta: dict) -> Compiled:
 
 
 def _result(function: types.FunctionType, answer: dict, on: device.Card) -> Compiled:
+    line = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
     if "refused" in answer:
-        raise CompileError(answer["refused"], answer["line"])
+        raise CompileError(answer["refused"], answer["line"] or line)
     name, shared = function.__name__, answer["shared"]
     if shared > on.shared_per_block:
-        line = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
         raise CompileError(
             f"{name} wants {shared:,} bytes of shared memory a block; {on.name} has {on.shared_per_block:,}. Choose a "
             "smaller tile or fewer stages.",

@@ -11,9 +11,11 @@ import importlib
 import io
 import linecache
 import pickle
+import re
 import shutil
 import sys
 import textwrap
+import traceback
 import types
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -178,9 +180,21 @@ def refusal(error: Exception, functions: Functions | None) -> dict:
             line, source = functions.place(error)
             words = error.error_message or ""
         else:
-            words = str(error.args[0]) if error.args else type(error).__name__
+            words = str(error.args[0]) if error.args else _asserted(error)
         error = error.__cause__
-    return {"line": line, "refused": words.strip() + (f"\n    {source.strip()}" if source else "")}
+    said = re.fullmatch(r"""\w*Error\((["'])(.*)\1\)""", words.strip(), re.DOTALL)  # an error, as Python would write it
+    words = said.group(2).replace("\\'", "'") if said else words.strip()
+    if words == "PassManager::run failed":
+        words = (
+            "Triton's passes fail on this kernel, and do not say where. Does it return a value? A kernel returns none."
+        )
+    return {"line": line, "refused": words + (f"\n    {source.strip()}" if source else "")}
+
+
+def _asserted(error: Exception) -> str:
+    """The line of an assertion that has no words."""
+    last = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, AssertionError) else []
+    return last[0].line if last and last[0].line else type(error).__name__
 
 
 def main(pipe: Connection, folder: str) -> None:

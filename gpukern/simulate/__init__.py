@@ -53,6 +53,7 @@ def run(
     """
     if not device.simulated():
         raise device.DeviceError("kernels of this process run on its card: set GPUKERN_DEVICE=simulated and restart.")
+    _check_kernel(kernel, block)
     options = {"inputs": _names(inputs), "outputs": _names(outputs), "trace": trace, "checks": checks}
     with device.using(card):
         try:
@@ -72,6 +73,25 @@ def run(
             return _refused(kernel, grid, block, limit)
 
 
+def _check_kernel(kernel, block) -> None:
+    """Refuse what is no kernel, and a block where there can be none."""
+    library = type(kernel).__module__.partition(".")[0]
+    if library not in ("numba", "triton"):
+        raise TypeError(f"{kernel!r} is no kernel: decorate a function with @cuda.jit or @triton.jit.")
+    if library == "numba" and block is None:
+        raise TypeError(f"{kernel.py_func.__name__} is a Numba kernel: give it a block, the threads in x, y, z.")
+    if library == "triton" and block is not None:
+        name = _function(kernel).__name__
+        raise TypeError(f"{name} is a Triton kernel, which has no block: simulate.run({name}, grid, None, ...).")
+
+
+def _function(kernel):
+    """The function that was decorated: Numba's and Triton's decorators keep it inside."""
+    while not hasattr(kernel, "__code__"):
+        kernel = kernel.py_func if hasattr(kernel, "py_func") else kernel.fn
+    return kernel
+
+
 def _check_registers(report: Report) -> None:
     """A block so large that its registers may not fit on an SM is compiled, to see how many it takes."""
     try:
@@ -82,9 +102,7 @@ def _check_registers(report: Report) -> None:
 
 def _refused(kernel, grid, block, limit: device.LimitError) -> Report:
     """The report of a launch that the card does not take."""
-    function = kernel
-    while not hasattr(function, "__code__"):  # Numba's and Triton's decorators keep the function inside
-        function = function.py_func if hasattr(function, "py_func") else function.fn
+    function = _function(kernel)
     code = function.__code__
     language = "triton" if block is None else "numba"
     first_line = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"

@@ -1,6 +1,7 @@
 """Arguments of a kernel: tensors become pointers, numbers become scalars, constants stay what they are."""
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import jit
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -35,6 +36,33 @@ def value_of(argument, kind: str, addresses):
         dtype = tl.str_to_ty(jit.mangle_type(argument), None)
         return tl.tensor(Handle(np.array([next(addresses)], np.uint64), dtype), dtype)
     return argument
+
+
+def check(name: str, value, kind: str) -> None:
+    """Refuse what the launcher would: an argument that is neither a tensor on this device, a number nor a constant."""
+    if isinstance(value, tuple):
+        for n, part in enumerate(value):
+            check(f"{name}[{n}]", part, kind)
+    elif kind == "constexpr":
+        if hasattr(value, "data_ptr") or isinstance(value, np.ndarray):
+            raise TypeError(f"{name} is a constexpr, and a tensor is none: pass a number.")
+    elif isinstance(value, np.ndarray):
+        raise TypeError(f"{name} is a NumPy array; a Triton kernel takes tensors: pass torch.from_numpy({name}).")
+    elif isinstance(value, np.generic):
+        raise TypeError(f"{name} is a {type(value).__name__} of NumPy; pass a number of Python: {name}.item().")
+    elif isinstance(value, TensorDescriptor):
+        check(name, value.base, kind)
+    elif hasattr(value, "data_ptr"):
+        tensor = _base(value)
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            where = tensor.device if tensor.layout == torch.strided else tensor.layout
+            raise TypeError(f"{name} is on {where}; the simulated GPU takes dense tensors on the CPU.")
+        if tensor.is_complex():
+            raise TypeError(f"{name} is {tensor.dtype}, which Triton has no type for: pass torch.view_as_real({name}).")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise TypeError(f"{name}={value} does not fit into 64 bits.")
+    elif isinstance(value, str | list | dict | set | bytes):
+        raise TypeError(f"{name} is a {type(value).__name__}; a kernel takes tensors, numbers, tuples and constexprs.")
 
 
 def type_of(argument) -> str:

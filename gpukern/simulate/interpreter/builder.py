@@ -269,6 +269,8 @@ class Builder(interpreter.InterpreterBuilder):
         return self.create_masked_load(pointers, Handle(mask, tl.int1), other, None, None, False)
 
     def create_atomic_rmw(self, kind, ptr, value, mask, sem, scope):
+        if value.data.size > 1 and ptr.data.size == 1:
+            raise ValueError("Value argument cannot be block type if pointer argument is not a block")
         name = kind.name.lower().removeprefix("f").removeprefix("u")
         old = self.launch.memory.atomic(name, ptr.data, mask.data, value.data, sem.name.lower())
         return Handle(old, value.dtype.scalar)

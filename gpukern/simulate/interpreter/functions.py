@@ -7,20 +7,27 @@ Triton reads the source of a kernel; it does not run it. Where Python would do s
     if a                  a block is refused: it has no one truth
     range(n)              the loop's variable is a tensor (int32, or int64 as its bounds): it wraps as on a card
     min(a, b), max(a, b)  element by element
+    print("x", x)         tl.device_print
 
-Names are looked up in the kernel's globals and in the variables of the function around it, anew at each launch. A line
-keeps its number, so that whatever happens can be told by the line on which the kernel's author wrote it.
+What the compiler refuses is refused here: of Python's builtins and of a module's values a kernel sees those that Triton
+knows. Names are looked up in the kernel's globals and in the variables of the function around it, anew at each launch.
+A line keeps its number, so that whatever happens can be told by the line on which the kernel's author wrote it.
 """
 
 import ast
+import builtins
 import inspect
+import sys
 import textwrap
-from types import GeneratorType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 
+import numpy as np
 import triton.language as tl
+from triton import knobs
 from triton.compiler.code_generator import CodeGenerator
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITCallable
 
 from gpukern.simulate.interpreter import language, lines
 
@@ -79,9 +86,10 @@ class Function:
         ast.increment_lineno(tree, code.co_firstlineno - 1)
         self.line = f"{file}:{definition.lineno}"
         _strip(definition)
+        self._members = _members(definition)
         tree.body[0] = _Rewriter(file).visit(definition)
         ast.fix_missing_locations(tree)
-        self.namespace = {}
+        self.namespace = {"__builtins__": _PYTHON}
         made = compile(tree, path, "exec")
         exec(made, self.namespace)
         self.call = self.namespace.pop(function.__name__)
@@ -96,16 +104,83 @@ class Function:
         """Bring the names that the function uses up to date."""
         fn, space = self.original, self.namespace
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+        refused = space[_REFUSED] = {}
         for name in self.names:
             if name in cells:
-                space[name] = language.replaced(cells[name].cell_contents)
+                value = cells[name].cell_contents
             elif name in fn.__globals__:
-                space[name] = language.replaced(fn.__globals__[name])
+                value = fn.__globals__[name]
+            else:
+                continue
+            if self.upstream or _compiles(value):
+                space[name] = language.replaced(value)
+            else:
+                space.pop(name, None)
+                refused[name] = value
+        for node, root, path in self._members:
+            if not self.upstream and isinstance(space.get(root), ModuleType):
+                self._check_member(node, space[root], path)
         space.update(_HELPERS)
         for name, value in _BUILTINS.items():
             if name not in cells and name not in fn.__globals__:
                 space[name] = value
         self.launch = launch
+
+    def _check_member(self, node, module: ModuleType, path: list) -> None:
+        """Refuse `np.exp(x)`: a function of a module that is none of Triton's."""
+        value = module
+        for name in path:
+            if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "triton":
+                return
+            value = getattr(value, name, None)
+        if isinstance(value, FunctionType | BuiltinFunctionType | np.ufunc):
+            what = f"{module.__name__}.{'.'.join(path)}"
+            file = self.line.rpartition(":")[0]
+            why = (
+                "Triton does not compile it. Use a function of triton.language, or decorate your own with @triton.jit."
+            )
+            raise InterpreterError(f"{file}:{node.lineno}: a kernel cannot call {what}: {why}")
+
+
+def unknown(error: NameError) -> str:
+    """What to do about a name that a kernel does not see; "" if it does not exist at all."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    refused = trace.tb_frame.f_globals.get(_REFUSED, {})
+    if error.name not in refused:
+        return ""
+    value = refused[error.name]
+    if isinstance(value, FunctionType):
+        return f"{error.name} is a function of Python: decorate it with @triton.jit"
+    return (
+        f"{error.name} is a {type(value).__name__} outside of the kernel, which Triton does not compile: make it "
+        f"{error.name} = tl.constexpr(...), or an argument"
+    )
+
+
+def _compiles(value) -> bool:
+    """May a kernel use this value of its module, or of the function around it? As the compiler decides it."""
+    if isinstance(value, ModuleType | InterpretedFunction | JITCallable | tl.dtype | tl.constexpr):
+        return True
+    if isinstance(value, tuple):
+        return all(map(_compiles, value))
+    named_tuple = isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
+    upstream = str(getattr(value, "__module__", "")).partition(".")[0] == "triton"
+    own = getattr(value, "__triton_builtin__", False) or getattr(value, "__triton_aggregate__", False)
+    return named_tuple or upstream or own or knobs.compilation.allow_non_constexpr_globals
+
+
+def _members(definition: ast.FunctionDef) -> list:
+    """[(node, "np", ["exp"])] for each call such as `np.exp(x)`."""
+    found = []
+    for node in ast.walk(definition):
+        path, root = [], node.func if isinstance(node, ast.Call) else None
+        while isinstance(root, ast.Attribute):
+            path, root = [root.attr, *path], root.value
+        if path and isinstance(root, ast.Name):
+            found.append((node, root.id, path))
+    return found
 
 
 def _strip(definition: ast.FunctionDef) -> None:
@@ -177,7 +252,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_For(self, node):
         self.generic_visit(node)
-        node.iter = self._call("_loop", node.iter)
+        node.iter = self._call("_loop", node.iter, ast.Constant(ast.unparse(node.target)))
         return node
 
     def visit_Compare(self, node):
@@ -202,11 +277,28 @@ def _tensor(value):
     return value
 
 
-def _loop(over):
-    """What a `for` goes over."""
+def _loop(over, variable: str):
+    """What a `for` goes over. A range is unrolled; any other loop is compiled once, for the types it begins with."""
     if not isinstance(over, range | GeneratorType):
         raise TypeError("a `for` in a kernel goes over range, tl.range or tl.static_range, and nothing else.")
-    return over
+    return over if isinstance(over, range) else _trips(over, variable, sys._getframe(1))
+
+
+def _trips(over: GeneratorType, variable: str, kernel):
+    """`over`, and after the first trip a look at the types: in a later one they are what they are."""
+    before = {name: value.type for name, value in kernel.f_locals.items() if type(value) is tl.tensor}
+    before.pop(variable, None)
+    for first in over:
+        yield first
+        break
+    for name, value in kernel.f_locals.items():
+        if type(value) is tl.tensor and value.type != before.get(name, value.type):
+            raise TypeError(
+                f"{name} is {before[name]} before the loop and {value.type} after its first trip. Triton compiles a "
+                f"loop only if each variable keeps its type: give {name} the right one before the loop, or convert it "
+                "in the loop with .to(...)."
+            )
+    yield from over
 
 
 def _is_block(value) -> bool:
@@ -241,5 +333,11 @@ def _most(a, b, *more):
     return _most(result, *more) if more else result
 
 
+def _print(prefix, *values):
+    tl.device_print(prefix, *values)
+
+
+_REFUSED = "_refused"  # in the namespace of a function: {name: value} of what the compiler would not let it use
+_PYTHON = {name: getattr(builtins, name) for name in CodeGenerator.builtin_namespace}
 _HELPERS = {"_truth": language.truth, "_loop": _loop, "_tensor": _tensor, "_and": _and, "_or": _or, "_not": _not}
-_BUILTINS = {"range": language.tensor_range, "min": _least, "max": _most}
+_BUILTINS = {"range": language.tensor_range, "min": _least, "max": _most, "print": _print}

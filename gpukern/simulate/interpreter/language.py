@@ -7,6 +7,7 @@ is most of its time. Here the list of replacements is made once, and applied onc
 import contextlib
 import functools
 import inspect
+import operator
 
 import numpy as np
 import triton.language as tl
@@ -30,6 +31,25 @@ def tensor_range(first, last=None, step=1, **_):
     kind, dtype = (np.int64, tl.int64) if wide else (np.int32, tl.int32)
     for n in range(*map(int, map(_index, bounds))):
         yield tl.tensor(Handle(np.array([n], kind), dtype), dtype)
+
+
+def _item(tensor, slices, **_):
+    """tensor.__getitem__: only ways to insert an axis."""
+    for part in slices if isinstance(slices, tuple | list | tl.tuple) else (slices,):
+        part = part.value if isinstance(part, tl.constexpr) else part
+        if part is not None and not (isinstance(part, slice) and part == slice(None)):
+            raise TypeError(
+                "a tensor is indexed with None and `:` only, which insert an axis. To read memory, use "
+                "tl.load(pointer + offset); to take an element of a block, tl.sum(tl.where(offsets == n, block, 0))."
+            )
+    return _upstream_item(tensor, slices, _semantic=semantic)
+
+
+def _no_assignment(*_):
+    raise TypeError("a block has no elements to assign to: use tl.where, or tl.store(pointer + offset, value).")
+
+
+_upstream_item = tl.tensor.__getitem__
 
 
 def _static_range(first, last=None, step=1, **_):
@@ -76,6 +96,11 @@ def _transposed(tensor):
     return semantic.permute(tensor, (*range(len(tensor.shape) - 2), len(tensor.shape) - 1, len(tensor.shape) - 2))
 
 
+def _constant_first(upstream, operation):
+    """An operator of tl.constexpr: with a tensor on its right the result is a tensor and no constant."""
+    return lambda self, other: operation(self.value, other) if type(other) is tl.tensor else upstream(self, other)
+
+
 def _bound(member):
     """A builtin of the language with our semantics."""
     return functools.partial(getattr(member, "__wrapped__", member), _semantic=semantic)
@@ -115,11 +140,19 @@ def _replacements() -> list:
             new[module, "map_elementwise"] = _map_elementwise
         for name in ("multiple_of", "max_contiguous", "max_constancy"):
             new[module, name] = _hint
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+        operation = getattr(operator, f"__{name}__")
+        new[tl.constexpr, f"__{name}__"] = _constant_first(getattr(tl.constexpr, f"__{name}__"), operation)
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        new[tl.constexpr, f"__{name}__"] = _constant_first(
+            getattr(tl.constexpr, f"__{name}__"), getattr(operator, name)
+        )
     new[tl.dtype, "to_ir"] = lambda self, builder: self
     new[tl.tensor, "__index__"] = lambda self: int(self.handle.data.item())
     # Triton's own code asks `if mask`, which means: is there one?
     new[tl.tensor, "__bool__"] = lambda self: self.type.is_block() or bool(self.handle.data.all())
-    new[tl.tensor, "__repr__"] = new[tl.tensor, "__str__"] = lambda self: str(self.handle.data)
+    new[tl.tensor, "__repr__"] = tl.tensor.__str__  # its type, which is what an error of Triton means by a tensor
+    new[tl.tensor, "__getitem__"], new[tl.tensor, "__setitem__"] = _item, _no_assignment
     new[tl.tensor, "T"] = property(_transposed)
     return [(where, name, value, where.__dict__.get(name, _ABSENT)) for (where, name), value in new.items()]
 

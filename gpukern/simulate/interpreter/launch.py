@@ -15,7 +15,7 @@ from triton.runtime.errors import InterpreterError
 from gpukern import device, inspect
 from gpukern.simulate import report as reports
 from gpukern.simulate.interpreter import functions, language, lines
-from gpukern.simulate.interpreter.arguments import tensors_of, type_of, value_of
+from gpukern.simulate.interpreter.arguments import check, tensors_of, type_of, value_of
 from gpukern.simulate.interpreter.builder import builder
 from gpukern.simulate.interpreter.memory import Memory
 from gpukern.simulate.interpreter.races import MOST_LINES, Order
@@ -116,6 +116,8 @@ def _accepts(tuner, *args, config, **meta):
 
 def _check_warps(warps: int) -> None:
     card = device.card()
+    if not isinstance(warps, int):
+        raise TypeError(f"num_warps={warps!r}: it is a whole number.")
     if warps < 1 or warps & (warps - 1):
         raise device.LimitError(f"num_warps={warps} is not a power of two; choose 1, 2, 4, 8, 16 or 32.")
     if warps * card.warp > card.threads_per_block:
@@ -148,7 +150,7 @@ class Launch:
         names, bound = self._bind(args, kwargs)
         for hook in self.kernel.pre_run_hooks:
             hook(*args, **{name: value for name, value in kwargs.items() if name in names})
-        self.grid = _sizes(grid({**kwargs, **bound}) if callable(grid) else grid)
+        self.grid = _sizes(self._of_meta(grid, {**kwargs, **bound}) if callable(grid) else grid)
         self.report.grid = self.grid
         self.report.block = (kwargs.get("num_warps", 4) * device.card().warp, 1, 1)
         if 0 in self.grid:  # an empty grid launches nothing, on a card as here
@@ -173,14 +175,30 @@ class Launch:
         unknown = kwargs.keys() - names - _COMPILER_OPTIONS
         if unknown:
             raise TypeError(f"{self.report.kernel} has no parameter {', '.join(unknown)}; it has {', '.join(names)}.")
-        bound = declared.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
+        try:
+            bound = declared.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
+        except TypeError as error:
+            raise TypeError(f"{self.report.kernel} takes {', '.join(names)}: {error}.") from None
         bound.apply_defaults()
         for name in (*self.options.inputs, *self.options.outputs):
             if name not in names:
                 raise ValueError(f"{self.report.kernel} has no argument {name!r}; it has {', '.join(names)}.")
         kinds = {name: str(jit._normalize_ty(p.annotation)) for name, p in declared.parameters.items()}
         self.kinds = {name: "" if "empty" in kind else kind for name, kind in kinds.items()}
+        for name, value in bound.arguments.items():
+            check(name, value, self.kinds[name])
+        for name in (*self.options.inputs, *self.options.outputs):
+            if not list(tensors_of(name, bound.arguments[name])):
+                raise ValueError(f"{name} is named as an input or output of {self.report.kernel}, and is no tensor.")
         return names, bound.arguments
+
+    def _of_meta(self, grid, meta: dict):
+        """The grid that a function computes from the arguments and the meta-parameters."""
+        try:
+            return grid(meta)
+        except KeyError as error:
+            has = ", ".join(meta)
+            raise KeyError(f"the grid asks for meta[{error}]; {self.report.kernel} is launched with {has}") from None
 
     def _let_compile(self, bound: dict, kwargs: dict) -> None:
         """Let the report compile the kernel for the card, for these types, when it is asked to.
@@ -214,7 +232,8 @@ class Launch:
                         self.program = x, y, z
                         self._tries = 0
                         self.tracing = self.checks and self.number == self.options.trace
-                        call(**values)
+                        if call(**values) is not None:
+                            raise TypeError("a kernel returns nothing: store what it has with tl.store.")
                         self._end_program()
         except _Stop:
             pass
@@ -296,7 +315,13 @@ class Launch:
 
 def _sizes(grid) -> tuple:
     """The grid in x, y, z."""
-    grid = tuple(map(operator.index, grid)) if isinstance(grid, tuple | list) else (operator.index(grid),)
+    axes = tuple(grid) if isinstance(grid, tuple | list) else (grid,)
+    try:
+        grid = tuple(map(operator.index, axes))
+    except TypeError:
+        raise TypeError(f"the grid is {grid!r}: give one to three whole numbers, or a function of meta.") from None
+    if not grid:
+        raise TypeError("the grid is empty: give one to three whole numbers, or a function of meta.")
     if len(grid) > 3:
         raise device.LimitError(f"the grid has {len(grid)} axes; there are x, y and z.")
     return (*grid, 1, 1)[:3]
@@ -304,6 +329,8 @@ def _sizes(grid) -> tuple:
 
 def _words(error: Exception) -> str:
     """What an error says; an assertion of Triton's that says nothing is its own text."""
+    if isinstance(error, NameError) and functions.unknown(error):
+        return functions.unknown(error)
     if str(error):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

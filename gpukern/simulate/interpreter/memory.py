@@ -62,6 +62,7 @@ class Memory(Watch):
         first = low - region.low
         base = (len(self.tensors) + 1 << _STRETCH) + _MIDDLE + low - tensor.untyped_storage().data_ptr()
         self.tensors.append(Tensor(name, region, first, high - low, base, tensor))
+        self.tensors[-1].look_for_gaps()
         if name.partition("[")[0] in inputs:
             region.inputs.append((first, first + high - low, name))
 
@@ -124,12 +125,9 @@ class Memory(Watch):
             if self.checks:
                 self._note_store(tensor, where, new, bits)
             flat[where] = new
-            if type(where) is not slice and self.checks:
+            if type(where) is not slice and self.checks and _meet(where):
                 lost = flat[where].view(bits) != np.ascontiguousarray(new).view(bits)
-                if lost.any():
-                    tensor.region.shadow.report_own(
-                        tensor, int(where[np.argmax(lost)]), dtype.itemsize, int(lost.sum())
-                    )
+                tensor.region.shadow.report_own(tensor, where, lost, dtype.itemsize)
 
     def atomic(self, name: str, pointers: np.ndarray, mask, value: np.ndarray, sem: str, expected=None) -> np.ndarray:
         """One atomic operation for each lane whose mask is on, one after the other. Returns what was there before."""
@@ -146,7 +144,7 @@ class Memory(Watch):
                 out[part] = np.full(len(part) * value.dtype.itemsize, POISON, np.uint8).view(value.dtype)
                 continue
             if self.checks:
-                self._note_atomic(tensor, where, value.dtype)
+                self._note_atomic(tensor, where, value.dtype, reads=name != "xchg")
             flat = tensor.region.flat(value.dtype)
             place = np.arange(where.start, where.stop) if type(where) is slice else where
             for turn in _turns(place):
@@ -167,7 +165,7 @@ class Memory(Watch):
         tensor = self._tensor(int(address[0]))
         if tensor is not None:
             offset = address - np.uint64(tensor.base)
-            if int(offset.max()) <= tensor.size - size:
+            if tensor.has_all(offset, size):
                 return [(tensor, self._place(tensor, address, offset, lanes, size, doing), None)]
         lanes = np.arange(len(address)) if lanes is None else lanes
         pieces, left = [], np.ones(len(address), bool)
@@ -180,7 +178,7 @@ class Memory(Watch):
                 offset = address
             else:
                 offset = address - np.uint64(tensor.base)
-                inside = left & (offset < np.uint64(max(tensor.size - size + 1, 0)))
+                inside = left & tensor.has(offset, size)
                 same = address >> np.uint64(_STRETCH) == np.uint64(tensor.base >> _STRETCH)
                 mine = left & same if tensor.base >> _STRETCH else inside.copy()
                 mine[first] = True
@@ -250,6 +248,14 @@ def _active(pointers: np.ndarray, mask) -> tuple:
         return address, None
     lanes = np.flatnonzero(mask)
     return address[lanes], lanes
+
+
+def _meet(place: np.ndarray) -> bool:
+    """Do two lanes meet at one element?"""
+    if (place[1:] > place[:-1]).all():
+        return False
+    place = np.sort(place)
+    return bool((place[1:] == place[:-1]).any())
 
 
 def _turns(place: np.ndarray) -> list:

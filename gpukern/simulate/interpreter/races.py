@@ -107,14 +107,20 @@ class Shadow:
             for line in np.flatnonzero(counts):
                 self.launch.count_at(name, self.launch.lines[line], int(counts[line]) * granule)
 
-    def report_own(self, tensor, element: int, size: int, lanes: int) -> None:
-        """Lanes of one store wrote different values to one element."""
+    def report_own(self, tensor, where: np.ndarray, lost: np.ndarray, size: int) -> None:
+        """Lanes of one store met at an element. lost: those whose value is not what the element has now."""
         launch = self.launch
+        me, own = launch.who(), "give each lane its own element, or use tl.atomic_add."
+        if lost.any():
+            kind, values, element, n = "race", "different values", int(where[np.argmax(lost)]), int(lost.sum())
+            advice = f"One of its lanes wins, and none is sure to: {own}"
+        else:
+            places, times = np.unique(where, return_counts=True)
+            kind, values, element = "same_value_race", "the same value twice", int(places[np.argmax(times > 1)])
+            n, advice = int((times - 1).sum()), f"If they were to count or to add, one is lost: {own}"
         index = launch.memory.index_of(tensor, element * size)
-        me = launch.who()
-        what = f"{me} stores different values to {tensor.name}[{index}] ({lines.where()}) in one tl.store. "
-        advice = "One of its lanes wins, and none is sure to: give each lane its own element, or use tl.atomic_add."
-        launch.fault("race", what + advice, [me, me], tensor.name, (index,), lanes)
+        what = f"{me} stores {values} to {tensor.name}[{index}] ({lines.where()}) in one tl.store. {advice}"
+        launch.fault(kind, what, [me, me], tensor.name, (index,), n)
 
     def _entry(self, atomic: bool) -> int:
         launch = self.launch

@@ -1,6 +1,7 @@
 """Tensors in memory: where they lie in this process, how far they reach, and which of them overlap."""
 
 import ctypes
+import math
 
 import numpy as np
 import torch
@@ -68,6 +69,29 @@ class Tensor:
     def __init__(self, name: str, region: Region, first: int, size: int, base: int, like=None):
         self.name, self.region, self.first, self.size, self.base = name, region, first, size, base
         self.like = like
+        self._within = None  # for each place from its first element to its last: does an element lie there?
+
+    def look_for_gaps(self) -> None:
+        """From now on what lies between the elements of a view does not belong to it."""
+        like, places = self.like, self.size // self.like.element_size()
+        distinct = math.prod(n for n, stride in zip(like.shape, like.stride(), strict=True) if stride)
+        if places > distinct:
+            self._within = np.zeros(places, bool)
+            np.lib.stride_tricks.as_strided(self._within, tuple(like.shape), tuple(like.stride()))[...] = True
+
+    def has(self, offset: np.ndarray, size: int) -> np.ndarray:
+        """Which accesses of `size` bytes, `offset` (uint64) bytes from its first element, lie in its elements?"""
+        inside = offset < np.uint64(max(self.size - size + 1, 0))
+        if self._within is not None:
+            first = offset[inside].view(np.int64)
+            each = self.like.element_size()
+            inside[inside] = self._within[first // each] & self._within[(first + size - 1) // each]
+        return inside
+
+    def has_all(self, offset: np.ndarray, size: int) -> bool:
+        if self._within is None:
+            return int(offset.max()) <= self.size - size
+        return bool(self.has(offset, size).all())
 
     def elements(self, table: np.ndarray) -> np.ndarray:
         """The entries of a table of granules that belong to it: [*shape, granules of an element]."""

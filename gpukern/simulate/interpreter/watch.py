@@ -7,6 +7,7 @@ from gpukern.simulate.interpreter.regions import Tensor
 from gpukern.simulate.report import SECTOR, Access
 
 ALLOCATION = (1 << 46) - 1  # the bits of an address that count from the start of the allocation
+_MASK = "Give the access a mask, as in mask=offsets < n (for a block pointer: boundary_check)."
 
 
 class Watch:
@@ -46,9 +47,12 @@ class Watch:
         region.shadow.write(places, tensor, same)
         self._note_written(tensor, places)
 
-    def _note_atomic(self, tensor, where, dtype) -> None:
-        places = tensor.region.granules_of(where, dtype.itemsize)
-        tensor.region.shadow.atomic(places, tensor)
+    def _note_atomic(self, tensor, where, dtype, reads: bool) -> None:
+        region = tensor.region
+        places = region.granules_of(where, dtype.itemsize)
+        region.shadow.atomic(places, tensor)
+        if reads and region.ready is not None and not region.ready[places].all():
+            self._uninitialised(tensor, places, "changes", "Set it to 0 (torch.zeros) before the launch.")
         self._note_written(tensor, places)
 
     def _note_written(self, tensor, places) -> None:
@@ -72,14 +76,14 @@ class Watch:
         size = tensor.like.element_size() if tensor.like is not None else 1
         return (byte - tensor.first) // size
 
-    def _uninitialised(self, tensor, places) -> None:
+    def _uninitialised(self, tensor, places, does="loads", advice="Store it first.") -> None:
         region = tensor.region
         missing = ~region.ready[places]
         place = int(np.argmax(missing)) + places.start if type(places) is slice else int(places[np.argmax(missing)])
         index = self.index_of(tensor, place * region.granule)
         me = self.launch.who()
-        what = f"{me} loads {tensor.name}[{index}] ({lines.where()}), which nobody has written. "
-        advice = "An output starts with anything in it: store it first."
+        what = f"{me} {does} {tensor.name}[{index}] ({lines.where()}), which nobody has written. "
+        advice = f"An output starts with anything in it. {advice}"
         self.launch.fault("uninitialised", what + advice, [me], tensor.name, (index,), int(missing.sum()))
 
     def _out_of_bounds(self, tensor, offset: np.ndarray, size: int, doing: str) -> None:
@@ -95,11 +99,14 @@ class Watch:
         has = f"{tensor.name} has {tensor.size // size} elements from its pointer on"
         if tensor.like is not None and not tensor.like.is_contiguous():
             has += f" (shape {tuple(tensor.like.shape)}, strides {tensor.like.stride()})"
-        if index < 0:
+        why, advice = "A card reads or destroys what lies there.", _MASK
+        if 0 <= offset[0] <= tensor.size - size:
+            has = has.replace("elements", "places", 1) + ", and no element of it lies there"
+            advice = f"Compute offsets with the tensor's strides. {_MASK}"
+        elif index < 0:
             why = "That is before its first element: a pointer went below the start."
-        else:
-            why = "A card reads or destroys what lies there."
-        advice = "Give the access a mask, as in mask=offsets < n (for a block pointer: boundary_check)."
+            if index < -tensor.size:  # so far that it is no slip of a few elements
+                advice = f"Beyond 2**31 a 32-bit offset wraps: compute it from tl.program_id(0).to(tl.int64). {_MASK}"
         what = f"{me} {does} {tensor.name}[{index}] ({line}), but {has}. {why} {advice}"
         self.launch.fault("out_of_bounds", what, [me], tensor.name, (index,), len(offset))
 
