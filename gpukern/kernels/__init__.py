@@ -6,12 +6,18 @@ launcher in a ladder and an entry in the Op's `versions`.
 
 from gpukern.kernels.attention import attention
 from gpukern.kernels.gelu import gelu
-from gpukern.kernels.layernorm import layernorm
+from gpukern.kernels.layernorm import layernorm, residual_layernorm
 from gpukern.kernels.matmul import matmul
+from gpukern.kernels.matvec import matvec
 from gpukern.kernels.qkv import qkv
 from gpukern.kernels.scores import scores
 from gpukern.kernels.softmax import softmax
 from gpukern.kernels.values import values
 from gpukern.kernels.vector_add import vector_add
 
-OPS = {op.name: op for op in (vector_add, gelu, matmul, layernorm, softmax, qkv, scores, values, attention)}
+OPS = {
+    op.name: op
+    for op in (
+        vector_add, gelu, matmul, matvec, layernorm, residual_layernorm, softmax, qkv, scores, values, attention,
+    )
+}  # fmt: skip
