@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpukern import bench, cli, device
+from gpukern.bench import library
 from gpukern.op import InputError
 
 pytestmark = pytest.mark.skipif(not device.simulated(), reason="compares simulators")
@@ -30,11 +31,22 @@ def test_a_ratio_that_is_not_as_wanted_fails_the_command(monkeypatch):
         yield bench.Result("a", "b", "c", 2.0, "<= 3", True)
         yield bench.Result("d", "e", "f", 4.0, "<= 3", False)
 
-    monkeypatch.setattr(bench, "simulator", results)
+    monkeypatch.setitem(bench.BENCHES, "simulator", results)
     result = run("simulator")
     assert result.exit_code == 1
     ok, bad = result.stdout.splitlines()
     assert ok.startswith("ok  a") and bad.startswith("NOT d") and "e / f = 4" in bad
+
+
+def test_peers_are_raced_on_a_card_only():
+    assert isinstance(run("peers").exception, device.DeviceError)
+
+
+def test_every_piece_of_work_of_the_peers_is_described():
+    names = [work.name for work in library.works()]
+    assert len(names) == len(set(names)) >= 20
+    assert all(work.ours and work.peers and work.floor > 0 and work.bytes > 0 for work in library.works())
+    assert [w.name for w in library.works("matvec")] == [name for name in names if "matvec" in name]
 
 
 def test_unknown_names_are_refused():

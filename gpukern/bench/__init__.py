@@ -34,6 +34,10 @@ class Result:
     wanted: str
     ok: bool
 
+    def __str__(self):
+        said = f"{self.what:36} {self.of} / {self.against} = {self.ratio:.3g}"
+        return f"{said:100} ({self.wanted})"
+
 
 @cuda.jit
 def empty():
@@ -176,3 +180,13 @@ def _elsewhere(script: str, variables: dict, repeats: int, only: str) -> dict:
     if done.returncode:
         raise RuntimeError(f"{script} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)
+
+
+def peers(only: str = ""):
+    """The library's kernels and plans beside their peers: see gpukern.bench.library, which needs a card and Triton."""
+    from gpukern.bench import library
+
+    return library.peers(only)
+
+
+BENCHES = {"simulator": simulator, "peers": peers}
