@@ -50,6 +50,7 @@ class Outcome:
     """Who won, and by how much. Times in microseconds: median, and the 20 % and 80 % quantiles of `ours` and `peer`.
 
     speed   peer's time / our time
+    tried   {name: microseconds in the trial} of all contenders that ran, failed: {name: why} of the others
     bound   what a card cannot beat here: "memory" or "arithmetic"; limit_us: that time, by the rates of this run
     """
 
@@ -69,6 +70,7 @@ class Outcome:
     method: str
     clock_mhz: float | None
     watts: float | None
+    tried: dict
     failed: dict
 
     def __str__(self):
@@ -130,6 +132,7 @@ def race(work: Work, rates: dict) -> Outcome:
         f"graphs of {len(copies)} copies of {held / 1e6:.3g} MB",
         clock,
         watts,
+        {name: statistics.median(times) for (_, name), times in trial.items()},
         failed,
     )
 
