@@ -21,7 +21,7 @@ def _visible(row, T, S, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def _load_seen(x_ptr, n, visible, S, EVICT: tl.constexpr = ""):
+def _load_seen(x_ptr, n, visible, S, EVICT: tl.constexpr):
     """Columns n of rows at x_ptr in float32; -inf past the first `visible` of them.
 
     It loads up to the next multiple of 16 columns, so that 16 bytes are loaded at once also where a row sees fewer.
@@ -38,7 +38,7 @@ def _row_max_kernel(x_ptr, top_ptr, T, S, CAUSAL: tl.constexpr, BN: tl.constexpr
     visible, n = _visible(row, T, S, CAUSAL), tl.arange(0, BN)
     top = LOWEST
     for n0 in tl.range(0, visible, BN):
-        x = _load_seen(x_ptr + row * S, n0 + n, visible, S)
+        x = _load_seen(x_ptr + row * S, n0 + n, visible, S, "")
         top = tl.maximum(top, tl.max(x, axis=0))
     tl.store(top_ptr + row, top)
 
@@ -50,7 +50,7 @@ def _row_sum_kernel(x_ptr, top_ptr, total_ptr, T, S, CAUSAL: tl.constexpr, BN: t
     visible, n = _visible(row, T, S, CAUSAL), tl.arange(0, BN)
     top, total = tl.load(top_ptr + row), 0.0
     for n0 in tl.range(0, visible, BN):
-        x = _load_seen(x_ptr + row * S, n0 + n, visible, S)
+        x = _load_seen(x_ptr + row * S, n0 + n, visible, S, "")
         total += tl.sum(tl.exp(x - top), axis=0)
     tl.store(total_ptr + row, total)
 
@@ -63,7 +63,7 @@ def _row_quotient_kernel(x_ptr, top_ptr, total_ptr, out_ptr, T, S, CAUSAL: tl.co
     top, total = tl.load(top_ptr + row), tl.load(total_ptr + row)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)  # a row that sees nothing
     for n0 in tl.range(0, S, BN):
-        weight = tl.exp(_load_seen(x_ptr + row * S, n0 + n, visible, S) - top) * inverse
+        weight = tl.exp(_load_seen(x_ptr + row * S, n0 + n, visible, S, "") - top) * inverse
         tl.store(out_ptr + row * S + n0 + n, tl.where(n0 + n < visible, weight, 0.0), mask=n0 + n < S)
 
 
@@ -92,7 +92,7 @@ def _softmax_kernel(x_ptr, out_ptr, rows, T, S, CAUSAL: tl.constexpr, BN: tl.con
     row = (tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM))[:, None]  # [BM, 1]
     n = tl.arange(0, BN)[None, :]
     visible = tl.where(row < rows, _visible(row, T, S, CAUSAL), 0)
-    x = _load_seen(x_ptr + row * S, n, visible, S)  # [BM, BN]
+    x = _load_seen(x_ptr + row * S, n, visible, S, "")  # [BM, BN]
     weight = tl.exp(x - tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST))
     total = tl.sum(weight, axis=1, keep_dims=True)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)  # a row that sees nothing
