@@ -159,9 +159,7 @@ def sessionize():
         if gid >= size:
             return
         is_first = False
-        if gid == 0:
-            is_first = True
-        elif user[gid] != user[gid - 1] or stamp[gid] - stamp[gid - 1] > 10:
+        if gid == 0 or user[gid] != user[gid - 1] or stamp[gid] - stamp[gid - 1] > 10:
             is_first = True
         cuda.atomic.add(result, user[gid], 1 if is_first else 0)
 

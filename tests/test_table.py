@@ -1,10 +1,8 @@
 """table: `gpukern layer` for every config, phase and plan, its exit codes, and one line for what it refuses."""
 
-import importlib
 import json
 import math
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +10,8 @@ from safetensors.torch import save_file
 
 from gpukern import cli, device, table
 from gpukern.layer import PLANS, Layer, Step, plan, train
+from gpukern.simulate import report
+from gpukern.simulate.lockstep import launch as lockstep
 
 
 @pytest.fixture
@@ -148,15 +148,12 @@ def test_many_small_programs_are_not_run(monkeypatch, name, step):
 def test_the_programs_that_a_run_launches(monkeypatch, name):
     """The estimate is within a third of what the simulated GPU is asked to launch."""
     layer, step = Layer.random("tiny"), Step(2, 40, 40)
-    module = importlib.import_module(
-        {"numba": "gpukern.simulate.lockstep.launch", "triton": "gpukern.simulate.interpreter"}[name]
-    )
-    blocks = []
-    counting = SimpleNamespace(**vars(device))
-    counting.check_launch = lambda grid, *more: blocks.append(math.prod(grid) if isinstance(grid, tuple) else grid)
-    monkeypatch.setattr(module, "device", counting)
+    reports = []
+    monkeypatch.setattr(lockstep, "keep", reports.append)
+    monkeypatch.setattr(report, "keep", reports.append)
     layer.run(*layer.inputs(step), name)
-    assert sum(blocks) / 1.33 < table.launched(layer, plan(name), step) < 1.33 * sum(blocks)
+    programs = sum(math.prod(one.grid) for one in reports)
+    assert programs / 1.33 < table.launched(layer, plan(name), step) < 1.33 * programs
 
 
 @pytest.mark.skipif(not device.simulated(), reason="on a card everything is run")
