@@ -53,6 +53,7 @@ def test_compiles_for_every_card(op, name, dtype, monkeypatch):
         made = inspect.compiled(kernel_of(op, name), parameters, card)
         assert (made.language, made.card.name) == ("cuda", card)
         assert ".target sm_{}{}".format(*made.card.compute_capability) in made.ptx
+        assert made.registers, made.why_no_cubin
         assert 0 < made.registers <= 255 and made.local <= 16
         assert math.prod(block) <= made.max_threads
         assert len(arguments) == len(re.findall(r"\.param \.[a-z]\d+", made.ptx)), "the launcher's arguments"
