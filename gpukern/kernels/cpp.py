@@ -107,6 +107,7 @@ class CppKernel:
             "--std=c++17",
             "--generate-line-info",
             "--ptxas-options=-v",
+            "--no-cache",  # what comes out of the cache has no log, which says how many registers it takes
             *(f"--include-path={folder}" for folder in _include_folders()),
         ]
         program = _done(nvrtc.nvrtcCreateProgram(self.file.read_bytes(), str(self.file).encode(), 0, [], []))
