@@ -370,6 +370,8 @@ def test_what_triton_refuses_comes_with_its_words_and_the_line():
         (raises, POINTERS, {}, raises, "ValueError", "unsupported AST node type: Raise"),
         (scale, POINTERS, {"num_warps": 3}, scale, "@triton", "num_warps must be a power of 2"),
         (scale, POINTERS, {"TILE": 3}, scale, "@triton", "TILE was specified but unrecognised"),
+        (scale, POINTERS, {"num_warps": 64}, scale, "@triton", "2048 threads; T4 allows 1024"),
+        (scale, {**POINTERS, "x_ptr": "*fp33"}, {}, scale, "@triton", "Triton knows no fp33"),
         (asks, array, {"N": 32}, asks, "tl.dot", r": assert acc.type.shape == ret_ty.shape"),
         (gives, POINTERS, {}, gives, "@triton", "A kernel returns none"),
     ):
@@ -577,3 +579,20 @@ def test_registers_that_nobody_knows_limit_nothing():
 def test_what_cannot_be_launched_has_no_occupancy(threads, registers, shared, words):
     with pytest.raises(device.LimitError, match=words):
         inspect.occupancy(threads, registers, shared, "H200")
+
+
+def test_occupancy_is_of_whole_numbers():
+    for threads, registers, shared in ((128.0, 32, 0), ("128", 32, 0), (128, 32.5, 0), (128, 32, None)):
+        with pytest.raises(TypeError, match="it is a whole number"):
+            inspect.occupancy(threads, registers, shared, "T4")
+    with pytest.raises(device.LimitError, match="-1 bytes"):
+        inspect.occupancy(128, 32, -1, "T4")
+
+
+def test_a_kernel_of_no_module_compiles(tmp_path):
+    source = "@triton.jit\ndef kernel(x_ptr):\n    tl.store(x_ptr, 2.0)\n"
+    name = str(tmp_path / "cell.py")
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    cell = {"triton": triton, "tl": tl}
+    exec(compile(source, name, "exec"), cell)
+    assert inspect.compiled(cell["kernel"], {"x_ptr": "*fp32"}, "T4").registers > 0

@@ -142,6 +142,19 @@ def test_a_kernel_of_a_notebook_cell(tmp_path):
     assert report.source("12345.py:3") == "tl.store(x_ptr + 1, 2.0)"
 
 
+def test_an_empty_grid_and_a_refused_launch_can_be_asked_for_all_that_a_report_has():
+    for grid, kinds in ((0, []), ((1, 70000), ["limit"])):
+        report = simulate.run(constants_kernel, grid, None, *torch.ones((2, 32), dtype=torch.int32))
+        assert [fault.kind for fault in report.faults] == kinds and "constants_kernel" in repr(report)
+        assert report.frame().empty and len(report.faults_frame()) == len(kinds)
+        assert {name for name, value in report.derived.items() if value is not None} == {"bytes_moved", "least_bytes"}
+        if kinds:
+            with pytest.raises(device.DeviceError, match="refused before it ran"):
+                _ = report.compiled
+        else:
+            assert report.compiled.registers > 0 and report.waves == 0
+
+
 @triton.jit
 def scalar_kernel(x_ptr, n, factor, flag, nothing, BLOCK: tl.constexpr = 8):
     i = tl.arange(0, BLOCK)

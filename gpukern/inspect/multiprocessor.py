@@ -35,9 +35,15 @@ def occupancy(threads: int, registers: int | None, shared: int = 0, card: str | 
     registers  a thread; None if nobody knows them: then they limit nothing
     shared     bytes a block, static and dynamic. The SM is taken to give all it can of its memory to shared memory
 
-    Raises LimitError for a block that the card cannot launch, DeviceError for an unknown card.
+    Raises LimitError for a block that the card cannot launch, DeviceError for an unknown card, TypeError for a number
+    that is not whole.
     """
     on = device.card(card)
+    for name, n in (("threads", threads), ("registers", registers), ("shared", shared)):
+        if not isinstance(n, int) and not (name == "registers" and n is None):
+            raise TypeError(f"{name}={n!r}: it is a whole number.")
+    if shared < 0:
+        raise device.LimitError(f"a block wants {shared} bytes of shared memory; it cannot be less than 0.")
     device.check_launch(1, threads, shared, on)
     warps = -(-threads // on.warp)
     fits = {

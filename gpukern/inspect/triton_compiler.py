@@ -67,11 +67,17 @@ def _result(function: types.FunctionType, answer: dict, on: device.Card) -> Comp
             "smaller tile or fewer stages.",
             line,
         )
+    threads = answer["warps"] * on.warp
+    if threads > on.threads_per_block:
+        raise CompileError(
+            f"num_warps={answer['warps']} is a block of {threads} threads; {on.name} allows {on.threads_per_block}.",
+            line,
+        )
     return Compiled(
         name,
         "triton",
         on,
-        answer["warps"] * on.warp,
+        threads,
         shared + static_shared(answer["ptx"]),
         **read_log(answer["log"]),
         ptx=answer["ptx"],
@@ -138,12 +144,12 @@ class _Sources:
             parts = {name: self.encode(getattr(value, name), attributes - {name}) for name in used}
             return "namespace", value.__name__, parts
         if root == "triton" and isinstance(getattr(value, "fn", None), types.FunctionType):
-            if value.fn.__module__.partition(".")[0] == "triton":
+            if str(value.fn.__module__).partition(".")[0] == "triton":
                 return "member", value.fn.__module__, value.fn.__qualname__
             return "function", self._number(value.fn, kind.__name__, value)
         if root == "triton" and kind.__name__ == "constexpr":
             return "constexpr", self.encode(value.value)
-        if isinstance(value, types.FunctionType) and value.__module__.partition(".")[0] not in _IMPORTED:
+        if isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] not in _IMPORTED:
             return "function", self._number(value, "plain", None)
         if isinstance(value, torch.Tensor):
             return "tensor", str(value.dtype), value.data_ptr() % 16

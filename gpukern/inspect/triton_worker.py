@@ -181,6 +181,7 @@ def refusal(error: Exception, functions: Functions | None) -> dict:
             words = error.error_message or ""
         else:
             words = str(error.args[0]) if error.args else _asserted(error)
+            words = f"Triton knows no {words}" if isinstance(error, KeyError) else words
         error = error.__cause__
     said = re.fullmatch(r"""\w*Error\((["'])(.*)\1\)""", words.strip(), re.DOTALL)  # an error, as Python would write it
     words = said.group(2).replace("\\'", "'") if said else words.strip()

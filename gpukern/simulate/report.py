@@ -195,7 +195,7 @@ class Report:
         Raises inspect.CompileError if the compiler refuses it.
         """
         if self.compile is None:
-            raise device.DeviceError("this report knows no kernel to compile: call gpukern.simulate.run.")
+            raise device.DeviceError("this launch was refused before it ran, so there is no kernel to compile for it.")
         return self.compile()
 
     @property

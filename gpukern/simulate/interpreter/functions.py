@@ -95,7 +95,7 @@ class Function:
         self.call = self.namespace.pop(function.__name__)
         self.call.__defaults__, self.call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         self.names = _names(self.call.__code__)
-        self.upstream = function.__module__.partition(".")[0] == "triton"
+        self.upstream = str(function.__module__).partition(".")[0] == "triton"
         self.launch = None
         if not self.upstream:
             lines.know(self.call.__code__, file, path)

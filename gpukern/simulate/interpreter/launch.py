@@ -153,13 +153,15 @@ class Launch:
         self.grid = _sizes(self._of_meta(grid, {**kwargs, **bound}) if callable(grid) else grid)
         self.report.grid = self.grid
         self.report.block = (kwargs.get("num_warps", 4) * device.card().warp, 1, 1)
-        if 0 in self.grid:  # an empty grid launches nothing, on a card as here
+        empty = 0 in self.grid  # launches nothing, on a card as here
+        if not empty:
+            device.check_launch(self.grid, 1)
+        self._let_compile(bound, kwargs)
+        if empty:
             return
-        device.check_launch(self.grid, 1)
         constant = {name for name, kind in self.kinds.items() if kind == "constexpr"}
         tensors = [pair for name, value in bound.items() if name not in constant for pair in tensors_of(name, value)]
         self.memory = Memory(self, tensors, self.options.inputs, self.options.outputs)
-        self._let_compile(bound, kwargs)
         builder.launch = self
         try:
             with language.patched(), np.errstate(all="ignore"):  # a card does not warn of inf and NaN
