@@ -7,14 +7,15 @@ from functools import cached_property
 import torch
 
 from gpukern import device
-from gpukern.kernels import OPS
 from gpukern.layer.config import CONFIGS, Config, Step
+from gpukern.layer.graph import LayerGraph
 from gpukern.layer.plan import PLANS, Cost, Part, Plan, costs, part_cost
 from gpukern.layer.plan import plan as named_plan
+from gpukern.layer.runners import COLUMNS, ROWS, RUNNERS, runner, tokens, version
 from gpukern.layer.stages import STAGES, product
 from gpukern.layer.tiles import tile_for
 from gpukern.layer.weights import Weights, gpt2_layer, read_checkpoint, whole_number
-from gpukern.op import InputError, Version, normal, require
+from gpukern.op import InputError, normal, require
 
 
 @dataclass
@@ -56,6 +57,11 @@ class Layer:
     def weights(self) -> Weights:
         return self._weights().to(self.dtype, self.device).require_finite(self.config.name)
 
+    @cached_property
+    def columns(self) -> Weights:
+        """The weights once more, in other memory: an output's lie side by side, as kernels for one token want them."""
+        return self.weights.columns()
+
     @classmethod
     def random(cls, config: Config | str, dtype=torch.float32, seed: int = 0) -> "Layer":
         """A layer with weights drawn from `seed`. `config` may be a name: tiny, gpt2, c4096."""
@@ -89,22 +95,12 @@ class Layer:
         """The tile that a part runs with at `step`: its own, over the rule of tiles.py, over its version's default."""
         if part.version == "torch_compile":
             return {}
-        default = self._version(part).tile
+        default = version(part).tile
         for name in part.tile:
             if name not in default:
                 known = ", ".join(default) or "none"
                 raise InputError(f"{part.name} by {part.version!r} has no tile size {name!r}; it has {known}.")
         return {**default, **tile_for(part.stages, part.version, self.config, step), **part.tile}
-
-    def _version(self, part: Part) -> Version:
-        """The kernel version that a part names. Raises InputError if there is none."""
-        if part.stages not in _RUNNERS:
-            known = ", ".join(map("+".join, _RUNNERS))
-            raise InputError(f"no kernel runs {part.name} as one part; those that one runs are {known}.")
-        op = _RUNNERS[part.stages][0]
-        if part.version not in OPS[op].versions:
-            raise InputError(f"{op} has no version {part.version!r}; known are {', '.join(OPS[op].versions)}.")
-        return OPS[op].versions[part.version]
 
     def product(self, part: str, step: Step) -> tuple[int, int, int, int] | None:
         """(batch, M, N, K) of the matrix product of a part that is one stage, or None."""
@@ -134,10 +130,14 @@ class Layer:
         """x: `[B, T, C]`, any T >= 1. Appends T tokens to the cache and returns z, `[B, T, C]`."""
         plan = named_plan(plan) if isinstance(plan, str) else plan
         state = self.start(x, cache)
-        for part in plan.parts:
+        for part in plan.at(state["step"]).parts:
             self.run_part(part, state)
         cache.length = state["step"].S
         return state["z"]
+
+    def graph(self, step: Step, plan: Plan | str = "triton") -> LayerGraph:
+        """One step by a plan as a CUDA graph, to be called as `run(x, cache)`. Without a card it runs plainly."""
+        return LayerGraph(self, step, named_plan(plan) if isinstance(plan, str) else plan)
 
     def start(self, x: torch.Tensor, cache: Cache) -> dict:
         """The state that parts read and write: the tensors of stages.py by name, and `step`. Checks x and the cache."""
@@ -161,10 +161,11 @@ class Layer:
             from gpukern.layer.compiled import run_compiled
 
             return run_compiled(self, state)
-        version = self._version(part)
-        _, arguments, makes = _RUNNERS[part.stages]
-        out = version(**arguments(self, state), **self.tile(part, state["step"]))
-        state[makes] = out[0] if makes == "q" else _tokens(out, state) if makes in _ROWS else out
+        kernel, run = version(part), runner(part)
+        weights = self.columns if part.version in COLUMNS else self.weights
+        out = kernel(**run.arguments(weights, self.config, state), **self.tile(part, state["step"]))
+        out = out[0] if isinstance(out, tuple) else out  # the caches that it returns, too, are in the state
+        state[run.makes] = tokens(out, state) if run.makes in ROWS else out
 
     def exact(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
         """The float64 answer of `run`, by the operations' references, with weights as stored. Cache unchanged."""
@@ -188,74 +189,14 @@ class Layer:
 
     def tolerance(self, part: Part | None = None) -> float:
         """The largest error that passes: of one part against `exact_part`, or of the whole layer against `exact`."""
-        if part is None or part.stages not in _RUNNERS:
+        if part is None or len(part.stages) == len(STAGES) or part.stages not in RUNNERS:
             return TOLERANCE[self.dtype]
-        return OPS[_RUNNERS[part.stages][0]].tolerance[self.dtype]
+        return RUNNERS[part.stages].op.tolerance[self.dtype]
 
     def _exact_stage(self, name: str, state: dict) -> dict:
-        op, arguments, makes = _RUNNERS[(name,)]
-        out = OPS[op].reference(**arguments(self, state))
-        if makes == "q":
+        run = RUNNERS[(name,)]
+        out = run.op.reference(**run.arguments(self.weights, self.config, state))
+        if run.makes == "q":
             S = state["step"].S
             return {"q": out[0], "k": out[1][:, :, :S], "v": out[2][:, :, :S]}
-        return {makes: _tokens(out, state) if makes in _ROWS else out}
-
-
-# Matrix stages see tokens as rows [B * T, .]; the tensors they make are [B, T, .] for the stages that follow.
-_ROWS = ("y", "h", "z")
-
-
-def _tokens(tensor: torch.Tensor, state: dict) -> torch.Tensor:
-    return tensor.view(*state["x"].shape[:2], -1)
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _qkv(layer: Layer, s: dict) -> dict:
-    w, cache = layer.weights, s["cache"]
-    norm = (w.first_gamma, w.first_beta, layer.config.eps) if layer.config.first_norm else None
-    return {
-        "x": s["x"],
-        "w": w.w_qkv,
-        "bias": w.b_qkv,
-        "k_cache": cache.k,
-        "v_cache": cache.v,
-        "position": s["step"].S - s["step"].T,
-        "norm": norm,
-    }
-
-
-def _mlp_up(layer: Layer, s: dict) -> dict:
-    return {"a": _rows(s["n"]), "w": layer.weights.w_1, "bias": layer.weights.b_1, "activation": "gelu"}
-
-
-# stages of a part -> (operation, its arguments from layer and state, the tensor it makes)
-_RUNNERS = {
-    ("qkv",): ("qkv", _qkv, "q"),
-    ("scores",): ("scores", lambda _, s: {"q": s["q"], "k": s["k"]}, "scores"),
-    ("softmax",): ("softmax", lambda _, s: {"x": s["scores"], "causal": True}, "probs"),
-    ("values",): ("values", lambda _, s: {"p": s["probs"], "v": s["v"]}, "attn"),
-    ("scores", "softmax", "values"): (
-        "attention",
-        lambda _, s: {"q": s["q"], "k": s["k"], "v": s["v"], "causal": True},
-        "attn",
-    ),
-    ("output",): (
-        "matmul",
-        lambda m, s: {"a": _rows(s["attn"]), "w": m.weights.w_o, "bias": m.weights.b_o, "residual": _rows(s["x"])},
-        "y",
-    ),
-    ("norm",): (
-        "layernorm",
-        lambda m, s: {"x": s["y"], "gamma": m.weights.gamma, "beta": m.weights.beta, "eps": m.config.eps},
-        "n",
-    ),
-    ("mlp_up",): ("matmul", _mlp_up, "h"),
-    ("mlp_down",): (
-        "matmul",
-        lambda m, s: {"a": _rows(s["h"]), "w": m.weights.w_2, "bias": m.weights.b_2, "residual": _rows(s["y"])},
-        "z",
-    ),
-}
+        return {run.makes: tokens(out, state) if run.makes in ROWS else out}

@@ -2,6 +2,9 @@
 
 A tensor that crosses a boundary between two parts is written to memory by one kernel and read back by the next. A
 tensor that is made and used inside one part never leaves the SM. That is all that fusion is.
+
+One token at a time is other work than many: a matrix product becomes a matrix times a vector. So a plan may name other
+parts for decode; `plan.at(step)` is the plan with the parts that run at a step, and all that is derived is of those.
 """
 
 from collections.abc import Mapping
@@ -32,24 +35,37 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """An ordered partition of the eight stages into parts. Raises InputError if it is not one."""
+    """An ordered partition of the eight stages into parts. Raises InputError if it is not one.
+
+    decode  the parts for one token of one sequence, where they are others
+    """
 
     name: str
     parts: tuple[Part, ...]
+    decode: tuple[Part, ...] = ()
 
     def __post_init__(self):
-        order = [stage for part in self.parts for stage in part.stages]
-        if order != list(STAGES):
-            raise InputError(
-                f"plan {self.name!r} is not an ordered partition of the eight stages: it has {', '.join(order)}; "
-                f"expected {', '.join(STAGES)}."
-            )
+        for parts in (self.parts, self.decode) if self.decode else (self.parts,):
+            order = [stage for part in parts for stage in part.stages]
+            if order != list(STAGES):
+                raise InputError(
+                    f"plan {self.name!r} is not an ordered partition of the eight stages: it has {', '.join(order)}; "
+                    f"expected {', '.join(STAGES)}."
+                )
+
+    def at(self, step: Step) -> "Plan":
+        """The plan whose parts are those that run at `step`."""
+        return Plan(self.name, self.decode if self.decode and step.B * step.T == 1 else self.parts)
 
     def with_tile(self, stage: str, tile: Mapping[str, int]) -> "Plan":
         """The same plan with another tile for the part that runs `stage`. Raises InputError for an unknown stage."""
         if stage not in STAGES:
             raise InputError(f"unknown stage {stage!r}; known are {', '.join(STAGES)}.")
-        return replace(self, parts=tuple(replace(p, tile=dict(tile)) if stage in p.stages else p for p in self.parts))
+
+        def changed(parts):
+            return tuple(replace(part, tile=dict(tile)) if stage in part.stages else part for part in parts)
+
+        return replace(self, parts=changed(self.parts), decode=changed(self.decode))
 
 
 @dataclass(frozen=True)
@@ -139,10 +155,24 @@ def _singles(version: str) -> tuple[Part, ...]:
     return tuple(Part((name,), version) for name in STAGES)
 
 
-def _flash() -> tuple[Part, ...]:
-    attention = Part(("scores", "softmax", "values"), "triton_flash")
-    return (Part(("qkv",), "triton"), attention, *_singles("triton")[4:])
+_ATTENTION = ("scores", "softmax", "values")
+_NORM_MLP_UP = ("norm", "mlp_up")
 
+_FLASH = (Part(("qkv",), "triton"), Part(_ATTENTION, "triton_flash"), *_singles("triton")[4:])
+_FUSED = (
+    Part(("qkv",), "triton"),
+    Part(_ATTENTION, "triton_flash_specialised"),
+    Part(("output",), "triton"),
+    Part(_NORM_MLP_UP, "triton"),
+    Part(("mlp_down",), "triton"),
+)
+_FUSED_DECODE = (
+    Part(("qkv",), "triton_decode"),
+    Part(_ATTENTION, "triton_split_kv"),
+    Part(("output",), "triton_matvec"),
+    Part(_NORM_MLP_UP, "triton_decode"),
+    Part(("mlp_down",), "triton_matvec"),
+)
 
 PLANS = {
     plan.name: plan
@@ -150,14 +180,21 @@ PLANS = {
         Plan("reference", _singles("torch")),
         Plan("numba", _singles("numba")),
         Plan("triton", _singles("triton")),
-        Plan("flash", _flash()),
+        Plan("flash", _FLASH),
+        Plan("fused", _FUSED, decode=_FUSED_DECODE),
+        Plan("one_kernel", _FUSED, decode=(Part(tuple(STAGES), "triton_one_kernel"),)),
         Plan("compile", (Part(tuple(STAGES), "torch_compile"),)),
     )
 }
+ALIASES = {"eager": "reference"}  # PyTorch's operations as they come: what others call the eager layer
+
+# Versions that only a card runs: torch.compile writes kernels for it, and a barrier wants all programs at once.
+CARD_ONLY = ("torch_compile", "triton_one_kernel")
 
 
 def plan(name: str) -> Plan:
     """The plan called `name`. Raises InputError naming the known ones."""
+    name = ALIASES.get(name, name)
     if name not in PLANS:
         raise InputError(f"unknown plan {name!r}; known are {', '.join(PLANS)}.")
     return PLANS[name]

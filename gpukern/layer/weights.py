@@ -76,6 +76,10 @@ class Weights:
         """The same weights in other memory."""
         return self._map(torch.clone)
 
+    def columns(self) -> "Weights":
+        """The same weights in other memory: a matrix `[in, out]` keeps its shape, but its columns lie one by one."""
+        return self._map(lambda w: w.T.contiguous().T if w.dim() == 2 else w)
+
     def _map(self, change) -> "Weights":
         mine = {f.name: getattr(self, f.name) for f in fields(self)}
         return Weights(**{name: w if w is None else change(w) for name, w in mine.items()})

@@ -18,7 +18,7 @@ from gpukern.kernels.decode_layer import require_decode
 from gpukern.kernels.decode_layer.vector import load_vector, normalised, require_vector_tile, row_dots
 from gpukern.kernels.gelu.triton_ladder import gelu_tile
 from gpukern.kernels.matmul.triton_ladder import buffers
-from gpukern.op import InputError, require_power_of_two, require_whole
+from gpukern.op import require_power_of_two, require_whole
 
 STAGES = 5  # qkv; attention; output; norm and mlp_up; mlp_down
 COLUMNS = 64  # of the cache in one tile
@@ -289,12 +289,13 @@ def decode_layer(
 
     As decode_layer_stages, with four barriers in the place of four launches. All `programs` must run at once: the
     launch is cooperative, and the driver refuses a grid that the card cannot hold.
-    Raises DeviceError on the simulated GPU, whose programs run one after the other: the first would wait for ever.
+    Raises DeviceError on the simulated GPU, whose programs run one after the other: the first would wait for ever. A
+    grid of one program, which waits for nobody, runs there.
     """
-    if device.simulated():
+    if device.simulated() and programs != 1:
         raise device.DeviceError(
             "the one-kernel layer needs a CUDA card: its programs wait for each other at a barrier, and the simulated "
-            "GPU runs them one after the other. decode_layer_stages runs the same kernel stage by stage."
+            "GPU runs them one after the other. Here run programs=1, or decode_layer_stages: the same kernel in stages."
         )
     whole = ((0, STAGES - 1),)
     return _launched(whole, x, weights, k_cache, v_cache, position, eps, programs, BN, splits, warps, stages)
@@ -310,7 +311,7 @@ def decode_layer_stages(
     weights           the matrices and vectors of a layer by name, as decode_layer's Op names them; matrices `[K, N]` of
                       any strides, fast where an output's weights lie side by side (strides 1, K)
     k_cache, v_cache  `[1, H, S, D]`, elements of a head side by side; row `position` is written, rows up to it are read
-    programs          of the grid, a multiple of 32; BN: outputs at a time; splits: of the cache of each head
+    programs          of the grid; BN: outputs at a time; splits: of the cache of each head, a power of two
     stages            of the pipeline that loads weights ahead
 
     Returns (z `[1, 1, C]`, k_cache, v_cache). Raises InputError for arguments that do not fit, LimitError for a tile
@@ -323,8 +324,6 @@ def decode_layer_stages(
 def _launched(launches, x, weights, k_cache, v_cache, position, eps, programs, BN, splits, warps, stages) -> tuple:
     C, H, D, F = require_decode(x, weights, k_cache, v_cache, position)
     require_whole(programs=programs, stages=stages)
-    if programs % 32:
-        raise InputError(f"programs={programs} must be a multiple of 32.")
     require_power_of_two(splits=splits)
     require_vector_tile(C, BN, warps)
     BC, BF = triton.next_power_of_2(C), triton.next_power_of_2(F)
@@ -334,7 +333,8 @@ def _launched(launches, x, weights, k_cache, v_cache, position, eps, programs, B
 
     w = weights
     matrices = [w[name] for name in ("w_qkv", "w_o", "w_1", "w_2")]
-    side_by_side = all(m.T.is_contiguous() for m in matrices) and k_cache.stride(2) == v_cache.stride(2) == D
+    together = launches[0][0] < launches[0][1]
+    ahead = together and not device.simulated() and _side_by_side(matrices, k_cache, v_cache)
     vectors = torch.empty(3 * C + F, dtype=torch.float32, device=x.device)
     q, attn, y, h = vectors.split((C, C, C, F))
     parts = torch.empty(H * splits * (D + 2), dtype=torch.float32, device=x.device)
@@ -342,17 +342,21 @@ def _launched(launches, x, weights, k_cache, v_cache, position, eps, programs, B
     z = torch.empty_like(x)
     ticket, arrived = tickets(H), tickets(2)
     for first, last in launches:
-        together = first < last
         _decode_layer_kernel[(programs,)](
             x, z, k_cache, v_cache, w["first_gamma"], w["first_beta"], w["w_qkv"], w["b_qkv"], w["w_o"], w["b_o"],
             w["gamma"], w["beta"], w["w_1"], w["b_1"], w["w_2"], w["b_2"],
             q, attn, y, h, acc, top, total, ticket, arrived, position, eps, D**-0.5 * math.log2(math.e), C, H, F,
             *k_cache.stride()[1:3], *v_cache.stride()[1:3], *(n for m in matrices for n in m.stride()),
-            FIRST=first, LAST=last, PREFETCH=_PREFETCH if together and side_by_side else 0, SPLITS=splits,
+            FIRST=first, LAST=last, PREFETCH=_PREFETCH if ahead else 0, SPLITS=splits,
             AHEAD=stages, BN=BN, BN_DOWN=BN_DOWN, BC=BC, BF=BF, D=D, num_warps=warps, num_stages=stages,
             launch_cooperative_grid=together,
         )  # fmt: skip
     return z, k_cache, v_cache
+
+
+def _side_by_side(matrices, k_cache, v_cache) -> bool:
+    """Do what a program needs of each matrix, and of a head's cache, lie in one piece?"""
+    return all(m.T.is_contiguous() for m in matrices) and k_cache.stride(2) == v_cache.stride(2) == k_cache.shape[3]
 
 
 _PREFETCH = 1 << 16  # bytes of weights that a program asks for before it waits
