@@ -299,7 +299,7 @@ def test_a_loop_without_end_is_a_fault():
     (fault,) = run(cuda.jit(waits_for_nobody), 1, 1, floats(1)).faults
     lines = [waits_for_nobody.__code__.co_firstlineno + n for n in (1, 2)]
     assert fault.kind == "hang" and fault.line in [f"test_lockstep_faults.py:{line}" for line in lines]
-    assert "waits_for_nobody does not come to an end: nobody changes what its" in fault.message
+    assert "waits_for_nobody does not come to an end as nobody changes what its" in fault.message
 
 
 def test_a_launch_raises_what_run_collects():

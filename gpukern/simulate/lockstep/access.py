@@ -2,26 +2,8 @@
 
 import numpy as np
 
+from gpukern.simulate.lockstep import atomics
 from gpukern.simulate.lockstep.memory import POISON, Space, View, granule, per_thread, take
-
-# What an atomic makes of the old value and its operand; NumPy's ufuncs, so that repeated places add up (`ufunc.at`).
-_ATOMICS = {
-    "add": np.add,
-    "sub": np.subtract,
-    "max": np.fmax,
-    "min": np.fmin,
-    "nanmax": np.fmax,
-    "nanmin": np.fmin,
-    "and_": np.bitwise_and,
-    "or_": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-_STEPWISE = {
-    "exch": lambda old, value, _: value,
-    "inc": lambda old, value, _: np.where(old >= value, 0, old + 1).astype(old.dtype),
-    "dec": lambda old, value, _: np.where((old == 0) | (old > value), value, old - 1).astype(old.dtype),
-    "cas": lambda old, value, expected: np.where(old == expected, value, old),
-}
 
 
 class Access:
@@ -59,35 +41,20 @@ class Access:
         if wrong is not None:
             dtype = view.flat.dtype
             return self._only_inside(view, index, wrong, line, "changes", "atomic", dtype, value, name, expected)
+        reads = wanted or name != "exch"
         if self.machine.checks:
-            self._note(view, index, element, "atomic", line)
+            self._note(view, index, element, "atomic" if reads else "exchange", line)
         if view.space.shadow is not None:
-            view.space.shadow.write(self, element, view, line, atomic=True)
+            view.space.shadow.write(self, element, view, line, atomic=True, reads=reads)
         element, value = per_thread(element, self.n), per_thread(value, self.n)
-        if not wanted and name in _ATOMICS:
+        if not wanted and name in atomics.UFUNCS:
             self.machine.changes += 1
-            _ATOMICS[name].at(view.flat, element, value)
+            atomics.UFUNCS[name].at(view.flat, element, value)
             return None
-        # Threads that meet at an element take turns: in turn k, the k-th of each element.
-        order = np.argsort(element, kind="stable")
-        starts = np.flatnonzero(np.diff(element[order], prepend=-1))
-        turn = np.empty(self.n, np.int64)
-        turn[order] = np.arange(self.n) - np.repeat(starts, np.diff(np.append(starts, self.n)))
-        old = np.empty(self.n, view.flat.dtype)
-        by_turn = np.argsort(turn, kind="stable")
         expected = None if expected is None else per_thread(expected, self.n)
-        for now in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]):
-            place = element[now]
-            old[now] = found = view.flat[place]
-            if name in _ATOMICS:
-                new = _ATOMICS[name](found, value[now])
-            else:
-                new = _STEPWISE[name](found, value[now], None if expected is None else expected[now])
-            if (new != found).any():
-                self.machine.changes += 1
-            else:
-                self.machine.tries += 1
-            view.flat[place] = new
+        old, changed = atomics.atomic(name, view.flat, element, value, expected)
+        self.machine.changes += changed
+        self.machine.tries += not changed
         return old
 
     def fence(self) -> None:
@@ -99,7 +66,7 @@ class Access:
         """The block's own array, `offset` bytes into its shared memory. Size 0: as long as the launch says."""
         m, dtype = self.machine, np.dtype(dtype)
         if shape[0] == 0:
-            shape = ((m.shared_limit - offset) // dtype.itemsize,)
+            shape = (max(0, m.shared_limit - offset) // dtype.itemsize,)
         first = offset // dtype.itemsize
         if m.blocks > 1:
             first = first + m.block_of.take(self.lanes) * (m.shared_bytes // dtype.itemsize)
@@ -134,7 +101,7 @@ class Access:
     def _note(self, view: View, index: tuple, element, doing: str, line: str) -> None:
         """Count an access, mark what it touches, and keep it if it belongs to the traced block."""
         space, m, warps, size = view.space, self.machine, self.warps, view.flat.itemsize
-        if doing == "atomic":
+        if doing in ("atomic", "exchange"):
             m.count("atomics", line, warps.count)
         elif space.kind == "global":
             times = 2 if doing == "store" and view.flat.dtype.kind == "c" else 1  # Numba stores the parts one by one
@@ -145,19 +112,20 @@ class Access:
             m.count(f"shared_{doing}_requests", line, warps.count)
             m.count(f"shared_{doing}_wavefronts", line, waves)
             m.count(f"shared_{doing}_bank_conflicts", line, conflicts)
-        if space.loaded is not None and doing != "store":
+        reads = doing in ("load", "atomic")
+        if space.loaded is not None and reads:
             for place in space.places(element, size):
                 space.loaded[place] = True
         if space.ready is not None:
             for place in space.places(element, size):
-                if doing != "store" and not space.ready[place].all():
+                if reads and not space.ready[place].all():
                     self._uninitialised(view, space.ready[place], element, line)
                 if doing != "load":
                     space.ready[place] = True
         if space.inputs and doing != "load":
             self._protect(view, index, element, line)
         if m.trace_lanes is not None:
-            m.keep_access(self, view, index, element, doing, line)
+            m.keep_access(self, view, index, element, "atomic" if doing == "exchange" else doing, line)
 
     def _uninitialised(self, view: View, ready, element, line: str) -> None:
         wrong = np.flatnonzero(~per_thread(ready, self.n))
@@ -165,7 +133,7 @@ class Access:
         array, at = self.machine.name_of(view.space, byte, view, int(wrong[0]))
         me = self.machine.who(int(self.global_threads[wrong[0]]))
         if view.space.kind == "local":
-            whose, advice = "this thread has", "A local array starts with anything in it: write it first."
+            whose, advice = "this thread has not", "A local array starts with anything in it: write it first."
         else:
             whose = "nobody has"
             advice = "Memory from cuda.device_array (or torch.empty) starts with anything in it: fill it first."

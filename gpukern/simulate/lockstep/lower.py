@@ -43,7 +43,7 @@ class Code:
         blocks = flatten(kernel)
         self.name = kernel.ir.func_id.func_name
         self.arguments, self.argument_types = list(kernel.ir.arg_names), kernel.signature.args
-        self.shared_static, self.shared_granule, self.shared_dynamic = 0, 8, False
+        self.shared_static, self.shared_granule = 0, 8
         self.grid_sync = any(b.end[0] == "barrier" and b.end[2] == "grid" for b in blocks)
         self.fences = False  # does it call threadfence?
         self.local_arrays, self.shared_arrays = 0, {}

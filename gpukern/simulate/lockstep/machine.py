@@ -21,6 +21,7 @@ _SHARED_IN_FLIGHT = 1 << 25  # bytes
 MOST_TRACED = 4096  # accesses kept for the figures
 # Steps (a block, run by a group) before others get a look in, and steps after which a kernel is taken to hang.
 _TURN, _MOST_STEPS = 200, 2_000_000
+_PATIENCE = 4  # atomics that change nothing, before others get a look in
 
 
 class _Stopped(Exception):
@@ -53,7 +54,7 @@ class Machine(Barriers):
         self.clock = 1
         self.changes = self.tries = 0  # stores and atomics that changed memory, and atomics that did not
         self.shadows, self.spaces = [], []
-        self.shared, self.constants = None, {}
+        self.shared, self.constants = Space("shared", np.empty(0, np.uint8)), {}
         self._lines, self._line_ids = [""], {}
         if self.grid_size * self.block_size >= races.MOST_THREADS:
             raise Refused(f"a grid of {self.grid_size * self.block_size:,} threads", code.name)
@@ -106,14 +107,14 @@ class Machine(Barriers):
         self.specials = self._coordinates(thread, self.block_of + first)
         self.alive = np.full(blocks, self.block_size)
         self.waiting, self.parked = {}, []
-        self.spinning, self.stuck, self.seen = {}, {}, {}
+        self.spinning, self.stuck, self.seen, self.patience = {}, {}, {}, _PATIENCE
         self.tick()
         self.block_sync = self.clock
         self.warp_sync = np.full(self.warp_of[-1] + 1, self.clock)
         self.grid_sync = self.clock if first == 0 else self.grid_sync
         if self.shared_bytes:
             size = blocks * self.shared_bytes
-            if self.shared is None or len(self.shared.data) != size:
+            if len(self.shared.data) != size:
                 self.shadows = [s for s in self.shadows if s.space is not self.shared]
                 self.shared = Space("shared", np.empty(size, np.uint8), self.code.shared_granule)
                 if self.checks:
@@ -146,11 +147,14 @@ class Machine(Barriers):
     def _run(self) -> None:
         """Always run the threads with the least program counter, until all have left.
 
-        But not those that spin (on a lock, a flag): they change nothing until others have changed memory.
+        Those that spin (on a lock, a flag) come after the others, and only if others have changed memory.
         """
         blocks, steps = self.code.blocks, 0
         while self.waiting or self.parked:
-            ready = sorted(pc for pc in self.waiting if self.spinning.get(pc) != self.changes)
+            ready = sorted(self.waiting.keys() - self.spinning.keys())
+            if not ready:
+                ready = sorted(pc for pc in self.waiting if self.spinning[pc] != self.changes)
+                self.patience = _PATIENCE if ready else self.patience
             if not ready:
                 self._no_thread_can_go_on()
                 continue
@@ -159,9 +163,15 @@ class Machine(Barriers):
                 group = join(self.waiting.pop(pc))
             except TypeError as error:
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
-            size, turn_ends = len(self.waiting), steps + _TURN
+            size, turn_ends, changes, last_try = len(self.waiting), steps + _TURN, self.changes, self.tries + self.patience
             try:
-                while pc is not None and pc < others and len(self.waiting) == size and steps < turn_ends:
+                while (
+                    pc is not None
+                    and pc < others
+                    and len(self.waiting) == size
+                    and steps < turn_ends
+                    and (self.tries < last_try or self.changes != changes)
+                ):
                     if self.checks:
                         ran = self.ran[pc]
                         ran[0] += group.warps.count
@@ -175,36 +185,47 @@ class Machine(Barriers):
             if pc is None:
                 continue
             if steps > _MOST_STEPS:
-                self._hang(pc, f"after {_MOST_STEPS:,} steps it is still at")
+                self._hang(
+                    pc,
+                    f"within {_MOST_STEPS:,} steps; it is still at",
+                    "Look at what ends the loop there. If it is only long, give it less to do: each trip is a step.",
+                )
             self.wait(pc, group)
-            if steps >= turn_ends:
-                self._look_for_spinning(pc, group)
+            in_vain = self.tries >= last_try and self.changes == changes
+            if in_vain or steps >= turn_ends:
+                self._look_for_spinning(pc, group, in_vain)
+            if steps >= turn_ends:  # a long way: those that spin need not wait for its end
+                self.spinning = {at: since for at, since in self.spinning.items() if since == self.changes}
 
-    def _look_for_spinning(self, pc: int, group: Group) -> None:
+    def _look_for_spinning(self, pc: int, group: Group, in_vain: bool) -> None:
         """Threads that come back to where they were, with registers and memory unchanged, will do so for ever.
 
         Those whose registers change (they count their tries), but whose atomics change nothing, may: others go first.
         """
-        changes, n, registers, tries = self.seen.get(pc, (None, 0, None, 0))
-        if changes == self.changes and n == group.n:
-            for_ever = equal(registers, group.r)
-            if for_ever or tries < self.tries:
-                self.spinning[pc] = self.changes
-            if for_ever:
-                self.stuck[pc] = self.changes
-        self.seen[pc] = self.changes, group.n, dict(group.r), self.tries
+        changes, n, registers = self.seen.get(pc, (None, 0, None))
+        for_ever = changes == self.changes and n == group.n and equal(registers, group.r)
+        if for_ever or in_vain:
+            self.spinning[pc] = self.changes
+        if for_ever:
+            self.stuck[pc] = self.changes
+        self.seen[pc] = self.changes, group.n, dict(group.r)
 
     def _no_thread_can_go_on(self) -> None:
         """All wait: at barriers, or spinning. Barriers that are met come first; to spin for ever is a hang."""
         if self.release(only_complete=bool(self.waiting)) or not self.waiting:
             return
         if all(self.stuck.get(pc) == self.changes for pc in self.waiting):
-            self._hang(min(self.waiting), "nobody changes what its threads wait for at")
+            self._hang(
+                min(self.waiting),
+                "as nobody changes what its threads wait for at",
+                "They wait for a lock, or a flag, of threads that are past it, or at a barrier, or that never come there.",
+            )
         self.spinning = dict(self.stuck)
+        self.patience = min(2 * self.patience, _TURN)
 
-    def _hang(self, pc: int, how: str) -> None:
+    def _hang(self, pc: int, how: str, advice: str) -> None:
         line = self.code.line_of_block[pc]
-        self.report.add("hang", f"{self.code.name} does not come to an end: {how} {line}.", line)
+        self.report.add("hang", f"{self.code.name} does not come to an end {how} {line}. {advice}", line)
         raise _Stopped
 
     def count(self, name: str, line: str, n: int) -> None:

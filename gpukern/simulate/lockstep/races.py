@@ -58,10 +58,15 @@ class Shadow:
         if self.noted > _MOST_NOTES:
             self.settle(keep=True)
 
-    def write(self, group, element, view, line: str, value=None, atomic: bool = False) -> None:
-        """Threads of `group` write `element`. Call it before the memory changes. value: what they write."""
+    def write(self, group, element, view, line: str, value=None, atomic: bool = False, reads: bool = False) -> None:
+        """Threads of `group` write `element`. Call it before the memory changes. value: what they write.
+
+        reads: they read it, too, as most atomics do
+        """
         for place in self.space.places(per_thread(element, group.n), view.flat.itemsize):
             entry = self.writes.take(place)
+            if reads and self.space.kind == "shared" and not entry.all():
+                self._never_written(group, entry, element, view, line)
             there = None if value is None else view.flat.take(element)
             self._check(group, entry, place, view, line, "writes", "wrote", (value, there), atomic)
             if self.reads is not None:
