@@ -1,6 +1,7 @@
 """Faulty Triton kernels on the simulated GPU: each fault is named with its line and program; memory stays whole."""
 
 import inspect
+import threading
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from gpukern import device, simulate
 
 triton = pytest.importorskip("triton", reason="Triton installs on Linux only")
 import triton.language as tl  # noqa: E402
+from triton.runtime.errors import InterpreterError  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not device.simulated(), reason="the simulated GPU is off where there is a card"),
@@ -355,18 +357,52 @@ def test_an_atomic_that_adds_to_what_nobody_has_written():
 
 @triton.jit
 def wait_kernel(flag_ptr, out_ptr):
+    last = tl.num_programs(0) - 1
     if tl.program_id(0) == 0:
         while tl.atomic_add(flag_ptr, 0) == 0:
             pass
-    else:
+    elif tl.program_id(0) == last:
         tl.atomic_xchg(flag_ptr, 1)
     tl.store(out_ptr + tl.program_id(0), 1.0)
 
 
-def test_a_program_that_waits_for_a_later_one():
-    flag = torch.zeros(1, dtype=torch.int32)
-    report = simulate.run(wait_kernel, (2,), None, flag, torch.zeros(2))
-    assert [(f.kind, f.line) for f in report.errors] == [("hang", line(wait_kernel, "while"))]
+def test_a_program_may_wait_for_a_later_one_but_a_card_runs_only_so_many_at_once():
+    def launch(programs, waiting=wait_kernel):
+        flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(programs)
+        return simulate.run(waiting, (programs,), None, flag, out, card="T4", num_warps=32), out
+
+    report, out = launch(40)
+    assert report.faults == [] and out.tolist() == [1] * 40
+    assert launch(41)[0].faults == []  # one of them waits, and the others need one place after the other
+    report, _ = launch(41, all_wait_kernel)
+    assert [(f.kind, f.line) for f in report.errors] == [("hang", line(all_wait_kernel, "while"))]
+    assert "T4 runs at most 40 of these at once" in report.faults[0].message
+    report, out = launch(40, all_wait_kernel)
+    assert report.faults == [] and out.tolist() == [1] * 40
+
+
+@triton.jit
+def all_wait_kernel(flag_ptr, out_ptr):
+    tl.atomic_add(flag_ptr, 1)
+    while tl.atomic_add(flag_ptr, 0) < tl.num_programs(0):
+        pass
+    tl.store(out_ptr + tl.program_id(0), 1.0)
+
+
+@triton.jit
+def fails_kernel(flag_ptr, out_ptr):
+    if tl.program_id(0) == 3:
+        tl.device_assert(False, "program 3 fails")
+    while tl.atomic_add(flag_ptr, 0) == 0:
+        pass
+
+
+def test_a_program_that_fails_while_others_wait_ends_the_launch():
+    before = threading.active_count()
+    with pytest.raises(InterpreterError, match="program 3 fails"):
+        simulate.run(fails_kernel, 8, None, torch.zeros(1, dtype=torch.int32), torch.zeros(8))
+    report = simulate.run(fails_kernel, 3, None, torch.zeros(1, dtype=torch.int32), torch.zeros(8))
+    assert [f.kind for f in report.faults] == ["hang"] and threading.active_count() <= before + 1
 
 
 @triton.jit

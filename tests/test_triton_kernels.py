@@ -444,6 +444,68 @@ def test_views_of_one_storage():
     assert torch.equal(memory[:32], wanted)
 
 
+@triton.jit
+def stream_k_kernel(
+    a_ptr, b_ptr, c_ptr, done_ptr, M, N, K, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """Each program takes an equal share of all steps of all tiles; who has a tile's last step stores, others add."""
+    of_a_tile = tl.cdiv(K, BK)
+    step, last = tl.program_id(0) * steps, (tl.program_id(0) + 1) * steps
+    while step < last:
+        end = tl.minimum(step + of_a_tile - step % of_a_tile, last)
+        tile = step // of_a_tile
+        m = tile // tl.cdiv(N, BN) * BM + tl.arange(0, BM)
+        n = tile % tl.cdiv(N, BN) * BN + tl.arange(0, BN)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for s in range(step, end):
+            k = s % of_a_tile * BK + tl.arange(0, BK)
+            a = tl.load(a_ptr + m[:, None] * K + k, mask=(m[:, None] < M) & (k < K), other=0.0)
+            b = tl.load(b_ptr + k[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        c, seen = c_ptr + m[:, None] * N + n, (m[:, None] < M) & (n < N)
+        if end % of_a_tile == 0:
+            tl.store(c, acc, mask=seen)
+            if step % of_a_tile != 0:
+                tl.atomic_xchg(done_ptr + tile, 1)
+        else:
+            while tl.atomic_cas(done_ptr + tile, 1, 1) != 1:
+                pass
+            tl.atomic_add(c, acc, mask=seen)
+        step = end
+
+
+def test_stream_k_waits_for_a_later_program():
+    a, b, c = normal(30, 80), normal(80, 32, seed=1), torch.empty(30, 32)
+    arguments = a, b, c, torch.zeros(4, dtype=torch.int32), 30, 32, 80, 4
+    report = simulate.run(stream_k_kernel, 5, None, *arguments, BM=16, BN=16, BK=16, outputs="c_ptr")
+    assert report.faults == []
+    torch.testing.assert_close(c, a @ b)
+
+
+@triton.jit
+def meets_kernel(x_ptr, out_ptr, count_ptr, ROUNDS: tl.constexpr, AFTER: tl.constexpr):
+    me, all = tl.program_id(0), tl.num_programs(0)
+    for round in range(ROUNDS):
+        x = tl.load(x_ptr + round * all + (me + 1) % all)
+        tl.store(x_ptr + (round + 1) * all + me, x + 1)
+        tl.atomic_add(count_ptr, 1)
+        if AFTER:
+            while tl.atomic_add(count_ptr, 0) < (round + 1) * all:
+                pass
+    tl.store(out_ptr + me, tl.load(x_ptr + ROUNDS * all + me))
+
+
+def test_programs_that_meet_at_barriers_over_the_grid():
+    def launch(after):
+        x, out = torch.zeros(4, 6), torch.zeros(6)
+        x[0] = torch.arange(6)
+        return simulate.run(meets_kernel, 6, None, x, out, torch.zeros(1, dtype=torch.int32), 3, after), out
+
+    report, out = launch(True)
+    assert report.faults == [] and out.tolist() == [(n + 3) % 6 + 3 for n in range(6)]
+    assert {fault.kind for fault in launch(False)[0].faults} == {"race"}
+
+
 @pytest.mark.slow
 def test_the_checks_cost_less_than_they_save():
     """With all of them, softmax is at least twice as fast as in Triton's own interpreter, and matmul is not slower."""

@@ -10,6 +10,7 @@ NumPy array, and the programs of a grid run one after the other. The rest is her
     builder     the arithmetic, and what is refused; values: bfloat16, float8, tf32 and conversions
     libdevice   CUDA's library of mathematics
     reductions  tl.reduce and tl.associative_scan
+    turns       the programs one after the other; one that waits lets others run
     memory      loads, stores and atomics, each held against the extent of its tensor (regions)
     watch       what they leave behind: counters, the trace, faults; races: two programs at one place
 

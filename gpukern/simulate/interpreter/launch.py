@@ -1,6 +1,7 @@
 """Launching a Triton kernel on the simulated GPU: its arguments are bound, its programs run one after the other."""
 
 import functools
+import math
 import operator
 import traceback
 from dataclasses import dataclass, fields
@@ -19,11 +20,14 @@ from gpukern.simulate.interpreter.arguments import check, tensors_of, type_of, v
 from gpukern.simulate.interpreter.builder import builder
 from gpukern.simulate.interpreter.memory import Memory
 from gpukern.simulate.interpreter.races import MOST_LINES, Order
+from gpukern.simulate.interpreter.turns import Stop, Turns
 from gpukern.simulate.report import FaultError, Refused, Report
 
 _COMPILER_OPTIONS = {field.name for field in fields(CUDAOptions)} | {"stream", "launch_cooperative_grid", "launch_pdl"}
-# After so many atomics that change nothing, or loads of one place, a program waits for ever.
-_PATIENCE, _LOAD_PATIENCE = 10_000, 100_000
+# A program that has made so many atomics that change nothing, or loads of one place, waits: others may run meanwhile.
+_TRIES, _LOADS = 16, 1_000
+# After so many it waits for ever; of several that wait, each has so many tries.
+_PATIENCE, _LOAD_PATIENCE, _PATIENCE_OF_EACH = 10_000, 100_000, 200
 _launches = 0
 _autotune = autotuner.Autotuner.run
 
@@ -40,10 +44,6 @@ class _Options:
 
 
 _asked: _Options | None = None  # what simulate.run, which is now being executed, asks
-
-
-class _Stop(Exception):
-    """The launch cannot go on; its report says why."""
 
 
 def install() -> None:
@@ -142,6 +142,7 @@ class Launch:
         self._counts = {}  # (counter, line) -> n
         self.program, self.number, self.at, self.tracing = (0, 0, 0), 0, ("", 0), False
         self._tries, self._polled, self._polls = 0, None, 0
+        self._idle = 0  # tries of all programs since one of them changed something
 
     def run(self, args: tuple, grid, kwargs: dict) -> None:
         global _launches
@@ -152,7 +153,9 @@ class Launch:
             hook(*args, **{name: value for name, value in kwargs.items() if name in names})
         self.grid = _sizes(self._of_meta(grid, {**kwargs, **bound}) if callable(grid) else grid)
         self.report.grid = self.grid
-        self.report.block = (kwargs.get("num_warps", 4) * device.card().warp, 1, 1)
+        warps, card = kwargs.get("num_warps", 4), device.card()
+        self.report.block = (warps * card.warp, 1, 1)
+        self.resident = card.sms * min(card.blocks_per_sm, card.warps_per_sm // warps)  # at once, if registers allow
         empty = 0 in self.grid  # launches nothing, on a card as here
         if not empty:
             device.check_launch(self.grid, 1)
@@ -164,7 +167,7 @@ class Launch:
         self.memory = Memory(self, tensors, self.options.inputs, self.options.outputs)
         builder.launch = self
         try:
-            with language.patched(), np.errstate(all="ignore"):  # a card does not warn of inf and NaN
+            with language.patched():
                 self._run_programs(bound)
         finally:
             builder.launch = None
@@ -228,16 +231,20 @@ class Launch:
             call = functions.prepared(self.kernel, _launches)
             addresses = iter(self.memory.addresses)
             values = {name: value_of(value, self.kinds[name], addresses) for name, value in bound.items()}
-            for z in range(self.grid[2]):
-                for y in range(self.grid[1]):
-                    for x in range(self.grid[0]):
-                        self.program = x, y, z
-                        self._tries = 0
-                        self.tracing = self.checks and self.number == self.options.trace
-                        if call(**values) is not None:
-                            raise TypeError("a kernel returns nothing: store what it has with tl.store.")
-                        self._end_program()
-        except _Stop:
+
+            def program(number: int) -> None:
+                x, y, _ = self.grid
+                self.number, self.program = number, (number % x, number // x % y, number // (x * y))
+                self.tracing = self.checks and number == self.options.trace
+                self._tries = 0
+                with np.errstate(all="ignore"):  # a card does not warn of inf and NaN
+                    if call(**values) is not None:
+                        raise TypeError("a kernel returns nothing: store what it has with tl.store.")
+                self._settle()
+
+            self.turns = Turns(program, math.prod(self.grid), self.resident)
+            self.turns.run_all()
+        except Stop:
             pass
         except (device.LimitError, Refused, InterpreterError) as error:
             line = lines.of(error)
@@ -248,14 +255,14 @@ class Launch:
             line = lines.of(error) or functions.line(self.kernel)
             raise InterpreterError(f"{line}: {type(error).__name__}: {_words(error)}") from error
 
-    def _end_program(self) -> None:
+    def _settle(self) -> None:
+        """The running program ends, or lets others run: what it has read is entered."""
         for shadow in self.unsettled:
             shadow.settle()
         self.unsettled.clear()
-        self.number += 1
 
     def _finish(self) -> None:
-        self._end_program()
+        self._settle()
         self.report.files = dict(lines.paths)
         self.memory.settle(self.options.outputs, functions.line(self.kernel))
         for (name, (file, line)), n in self._counts.items():
@@ -297,22 +304,37 @@ class Launch:
     def meet(self, address: int, acquires: bool, releases: bool, changed: bool) -> None:
         """An atomic on one element: it may order programs. Too many that change nothing are a program that waits."""
         self.order.add(self.number, address, acquires, releases)
-        self._tries = 0 if changed else self._tries + 1
-        if self._tries > _PATIENCE:
-            self._hang()
+        self._tries, self._idle = (0, 0) if changed else (self._tries + 1, self._idle + 1)
+        if self._tries > _TRIES:
+            alone = not self._let_others_run()
+            if self._idle > (_PATIENCE if alone else _PATIENCE_OF_EACH * (self.turns.waiting + 1)):
+                self._hang()
 
     def poll(self, address: int | None) -> None:
         """A plain load of one element, or (None) a store. Who loads one place for ever, and stores nothing, waits."""
         self._polls = self._polls + 1 if address is not None and address == self._polled else 0
         self._polled = address
-        if self._polls > _LOAD_PATIENCE:
-            self._hang()
+        if address is None:
+            self._idle = 0
+        elif self._polls and self._polls % _LOADS == 0:
+            self._let_others_run()
+            if self._polls > _LOAD_PATIENCE:
+                self._hang()
+
+    def _let_others_run(self) -> bool:
+        """The running program waits: others get their turn, and this one later goes on as it was."""
+        self._settle()
+        mine = self.program, self.number, self.tracing, self.at, self._tries, self._polled, self._polls
+        ran = self.turns.let_others_run()
+        self.program, self.number, self.tracing, self.at, self._tries, self._polled, self._polls = mine
+        return ran
 
     def _hang(self) -> None:
-        what = f"{self.who()} waits ({lines.where()}) for what no program that ran before it has done. "
-        advice = "Programs may start in any order, and not all at once: wait only for those with a smaller number."
+        what = f"{self.who()} waits ({lines.where()}) for what no program does that can run before it goes on. "
+        most = f"{self.report.card.name} runs at most {self.resident:,} of these at once"
+        advice = f"Programs start in any order, and {most}: wait only for those, and only for what they always do."
         self.fault("hang", what + advice, [self.who()], None, None, 1)
-        raise _Stop
+        raise Stop
 
 
 def _sizes(grid) -> tuple:

@@ -54,7 +54,8 @@ class Order:
 class Shadow:
     """Who last wrote and last read each granule of a region.
 
-    What the running program reads is only noted, and entered when it ends: so the table of reads has those of others.
+    What the running program reads is only noted, and entered when it ends or waits: so the table of reads has those of
+    others.
     """
 
     def __init__(self, launch, granules: int):
@@ -95,7 +96,7 @@ class Shadow:
         self.written = True
 
     def settle(self) -> None:
-        """The running program ends: enter what it read."""
+        """The running program ends, or lets others run: enter what it read."""
         for places, entry in self.notes:
             self.reads[places] = entry
         self.notes, self.noted = [], 0
