@@ -13,161 +13,22 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.attention.tickets import tickets
-from gpukern.kernels.attention.triton_split_kv import ROWS, attend_to_part, combine_row
+from gpukern.kernels.attention.triton_split_kv import ROWS
 from gpukern.kernels.decode_layer import require_decode
-from gpukern.kernels.decode_layer.vector import load_vector, normalised, require_vector_tile, row_dots
-from gpukern.kernels.gelu.triton_ladder import gelu_tile
+from gpukern.kernels.decode_layer.stages import (
+    COLUMNS,
+    attention_stage,
+    grid_barrier,
+    matrix_stage,
+    prefetch_cache,
+    prefetch_rows,
+    qkv_stage,
+)
+from gpukern.kernels.decode_layer.vector import load_vector, normalised, require_vector_tile
 from gpukern.kernels.matmul.triton_ladder import buffers
 from gpukern.op import require_power_of_two, require_whole
 
 STAGES = 5  # qkv; attention; output; norm and mlp_up; mlp_down
-COLUMNS = 64  # of the cache in one tile
-_COLUMNS, _ROWS = tl.constexpr(COLUMNS), tl.constexpr(ROWS)
-
-
-@triton.jit
-def grid_barrier(arrived_ptr, meeting):
-    """Wait until all programs of the grid have come here, at their barrier number `meeting`, counted from 1.
-
-    The counter is never set back in between, so a program that runs ahead to the next barrier does no harm. It works
-    only if all programs run at once: one that waits for a place on an SM would never arrive.
-    """
-    tl.debug_barrier()  # all threads have stored before one of them says so
-    arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel") + 1
-    while arrived < meeting * tl.num_programs(0):
-        arrived = tl.atomic_add(arrived_ptr, 0, sem="acquire")
-    tl.debug_barrier()
-
-
-@triton.jit
-def _my_rows(N, BN: tl.constexpr):
-    """(first, last) of the outputs of this program, a whole number of tiles, neighbours in memory."""
-    share = tl.cdiv(tl.cdiv(N, tl.num_programs(0)), BN) * BN
-    first = tl.program_id(0) * share
-    return first, tl.minimum(first + share, N)
-
-
-@triton.jit
-def _prefetch(ptr, n, BYTES: tl.constexpr):
-    """Ask for the n elements from `ptr` on, or the first BYTES of them: they will be in L2 when the barrier opens."""
-    size = n.to(tl.int64) * (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    if size > 0:
-        line = ptr.to(tl.int64) + tl.arange(0, BYTES // 128) * 128 % size
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
-def _prefetch_rows(w_ptr, N, K, BN: tl.constexpr, BYTES: tl.constexpr):
-    """Ask for this program's weights of a matrix whose outputs' weights lie side by side."""
-    first, last = _my_rows(N, BN)
-    _prefetch(w_ptr + first.to(tl.int64) * K, (last - first) * K, BYTES)
-
-
-@triton.jit
-def _matrix_stage(
-    x,  # [BK] the whole vector, float32
-    w_ptr,
-    stride_wk,
-    stride_wn,
-    bias_ptr,
-    residual_ptr,  # or None
-    out_ptr,
-    N,
-    K,
-    GELU: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """This program's share of out[N] = act(x[K] @ w[K, N] + bias[N]) + residual[N]."""
-    first, last = _my_rows(N, BN)
-    for n0 in tl.range(first, last, BN, num_stages=AHEAD):
-        n = n0 + tl.arange(0, BN)
-        out = row_dots(w_ptr, stride_wk, stride_wn, n, n < last, x, K, BK)
-        out += tl.load(bias_ptr + n, mask=n < last, other=0.0).to(tl.float32)
-        if GELU:
-            out = gelu_tile(out)
-        if residual_ptr is not None:
-            out += tl.load(residual_ptr + n, mask=n < last, other=0.0, cache_modifier=".cg").to(tl.float32)
-        tl.store(out_ptr + n, out, mask=n < last)
-
-
-@triton.jit
-def _qkv_stage(
-    x,
-    w_ptr,
-    stride_wk,
-    stride_wn,
-    bias_ptr,
-    q_ptr,
-    k_ptr,  # row `position` of the caches
-    v_ptr,
-    stride_kh,
-    stride_vh,
-    C,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """This program's share of Q, K and V; keys and values go to the caches."""
-    first, last = _my_rows(3 * C, BN)
-    for n0 in tl.range(first, last, BN, num_stages=AHEAD):
-        n = n0 + tl.arange(0, BN)
-        out = row_dots(w_ptr, stride_wk, stride_wn, n, n < last, x, C, BK)
-        out += tl.load(bias_ptr + n, mask=n < last, other=0.0).to(tl.float32)
-        part, c = n // C, n % C
-        h, d = (c // D).to(tl.int64), c % D
-        tl.store(q_ptr + c, out, mask=(n < last) & (part == 0))
-        tl.store(k_ptr + h * stride_kh + d, out, mask=(n < last) & (part == 1))
-        tl.store(v_ptr + h * stride_vh + d, out, mask=(n < last) & (part == 2))
-
-
-@triton.jit
-def _attention_stage(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    acc_ptr,  # [H, SPLITS, D] float32, what the parts of a head leave for the last of them
-    top_ptr,  # [H, SPLITS]
-    total_ptr,
-    ticket_ptr,  # [H], 0 before and after
-    stride_kh,
-    stride_ks,
-    stride_vh,
-    stride_vs,
-    H,
-    S,
-    scale,
-    SPLITS: tl.constexpr,
-    D: tl.constexpr,
-):
-    """This program's share of the parts of the heads, as in attention_split_kv; the last part of a head combines."""
-    r, d = tl.arange(0, _ROWS), tl.arange(0, D)
-    chunk = tl.cdiv(tl.cdiv(S, SPLITS), _COLUMNS) * _COLUMNS
-    sees = tl.zeros((_ROWS,), dtype=tl.int32) + S
-    for unit in tl.range(tl.program_id(0), H * SPLITS, tl.num_programs(0)):
-        h, part = unit // SPLITS, unit % SPLITS
-        k_head = k_ptr + h.to(tl.int64) * stride_kh
-        v_head = v_ptr + h.to(tl.int64) * stride_vh
-        q = tl.load(q_ptr + h * D + d[None, :] + r[:, None] * 0, cache_modifier=".cg").to(k_ptr.dtype.element_ty)
-        first, last = part * chunk, tl.minimum((part + 1) * chunk, S)
-        acc, top, total = attend_to_part(
-            q, k_head, v_head, stride_ks, stride_vs, sees, first, last, scale, _COLUMNS, D
-        )  # 16 equal rows: tl.dot takes no fewer
-        tl.store(acc_ptr + unit * D + d[None, :] + r[:, None] * 0, acc, mask=(r == 0)[:, None])
-        tl.store(top_ptr + unit + r * 0, top, mask=r == 0)
-        tl.store(total_ptr + unit + r * 0, total, mask=r == 0)
-        tl.debug_barrier()
-        ticket = tl.atomic_add(ticket_ptr + h, 1, sem="acq_rel")
-        if ticket == SPLITS - 1:
-            start = h * SPLITS
-            out = combine_row(acc_ptr + start * D, top_ptr + start, total_ptr + start, 1, 0, SPLITS, D)
-            tl.store(out_ptr + h * D + d, out)
-            tl.store(ticket_ptr + h, 0)
 
 
 @triton.jit(do_not_specialize=["position"])
@@ -235,45 +96,41 @@ def _decode_layer_kernel(
             x = normalised(x, first_gamma_ptr, first_beta_ptr, C, eps, BC)
         k_row = k_ptr + position.to(tl.int64) * stride_ks
         v_row = v_ptr + position.to(tl.int64) * stride_vs
-        _qkv_stage(
+        qkv_stage(
             x, w_qkv_ptr, stride_qkv_k, stride_qkv_n, b_qkv_ptr, q_ptr, k_row, v_row, stride_kh, stride_vh,
             C, D, BN, BC, AHEAD,
         )  # fmt: skip
     if WHOLE:
         if PREFETCH:
-            unit, chunk = tl.program_id(0), tl.cdiv(tl.cdiv(S, SPLITS), _COLUMNS) * _COLUMNS
-            start = unit % SPLITS * chunk
-            rows = tl.where(unit < H * SPLITS, tl.minimum(chunk, S - start), 0)
-            at = (tl.minimum(unit // SPLITS, H - 1)).to(tl.int64)
-            _prefetch(k_ptr + at * stride_kh + start * D, rows * D, PREFETCH)
-            _prefetch(v_ptr + at * stride_vh + start * D, rows * D, PREFETCH)
+            prefetch_cache(k_ptr, stride_kh, H, S, SPLITS, D, PREFETCH)
+            prefetch_cache(v_ptr, stride_vh, H, S, SPLITS, D, PREFETCH)
         grid_barrier(arrived_ptr, 1)
     if FIRST <= 1 and LAST >= 1:
-        _attention_stage(
+        attention_stage(
             q_ptr, k_ptr, v_ptr, attn_ptr, acc_ptr, top_ptr, total_ptr, ticket_ptr,
             stride_kh, stride_ks, stride_vh, stride_vs, H, S, scale, SPLITS, D,
         )  # fmt: skip
     if WHOLE:
         if PREFETCH:
-            _prefetch_rows(w_o_ptr, C, C, BN, PREFETCH)
+            prefetch_rows(w_o_ptr, C, C, BN, PREFETCH)
         grid_barrier(arrived_ptr, 2)
     if FIRST <= 2 and LAST >= 2:
         attn = load_vector(attn_ptr, 1, C, BC)
-        _matrix_stage(attn, w_o_ptr, stride_o_k, stride_o_n, b_o_ptr, x_ptr, y_ptr, C, C, False, BN, BC, AHEAD)
+        matrix_stage(attn, w_o_ptr, stride_o_k, stride_o_n, b_o_ptr, x_ptr, y_ptr, C, C, False, BN, BC, AHEAD)
     if WHOLE:
         if PREFETCH:
-            _prefetch_rows(w_1_ptr, F, C, BN, PREFETCH)
+            prefetch_rows(w_1_ptr, F, C, BN, PREFETCH)
         grid_barrier(arrived_ptr, 3)
     if FIRST <= 3 and LAST >= 3:
         n = normalised(load_vector(y_ptr, 1, C, BC), gamma_ptr, beta_ptr, C, eps, BC)
-        _matrix_stage(n, w_1_ptr, stride_1_k, stride_1_n, b_1_ptr, None, h_ptr, F, C, True, BN, BC, AHEAD)
+        matrix_stage(n, w_1_ptr, stride_1_k, stride_1_n, b_1_ptr, None, h_ptr, F, C, True, BN, BC, AHEAD)
     if WHOLE:
         if PREFETCH:
-            _prefetch_rows(w_2_ptr, C, F, BN_DOWN, PREFETCH)
+            prefetch_rows(w_2_ptr, C, F, BN_DOWN, PREFETCH)
         grid_barrier(arrived_ptr, 4)
     if LAST == 4:
         h = load_vector(h_ptr, 1, F, BF)
-        _matrix_stage(h, w_2_ptr, stride_2_k, stride_2_n, b_2_ptr, y_ptr, z_ptr, C, F, False, BN_DOWN, BF, AHEAD)
+        matrix_stage(h, w_2_ptr, stride_2_k, stride_2_n, b_2_ptr, y_ptr, z_ptr, C, F, False, BN_DOWN, BF, AHEAD)
     if WHOLE:
         left = tl.atomic_add(arrived_ptr + 1, 1, sem="acq_rel")
         if left == tl.num_programs(0) - 1:  # all have passed the last barrier
