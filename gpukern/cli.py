@@ -59,7 +59,7 @@ def layer(
     tokens: Annotated[int | None, typer.Option(help="New tokens T; 16 in prefill, 1 in decode.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens attended to, S; T in prefill, 128 in decode.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences B.")] = 1,
-    plan: Annotated[str, typer.Option(help="reference, numba, triton, flash or compile.")] = "triton",
+    plan: Annotated[str, typer.Option(help="reference, numba, triton, flash, fused, one_kernel, compile.")] = "triton",
     dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; default by config.")] = None,
     as_json: AsJson = False,
 ) -> None:

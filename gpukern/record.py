@@ -150,7 +150,7 @@ def _compile_share(sweep: str, only: str, mine: int, workers: int) -> None:
         if only not in str(job):
             continue
         bench = None
-        for pieces in [(part,) for part in job.parts] + [PLANS[name].parts for name in job.plans]:
+        for pieces in [(part,) for part in job.parts] + [PLANS[name].at(job.step).parts for name in job.plans]:
             work += 1
             if work % workers != mine:
                 continue

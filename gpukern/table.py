@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from gpukern import device, measure
-from gpukern.layer import PLANS, Layer, Plan, Step, costs, text
+from gpukern.layer import CARD_ONLY, PLANS, Layer, Plan, Step, costs, text
 from gpukern.op import FLOATS, InputError
 
 # What the simulated GPU runs in about 20 seconds on two CPU cores, by language; more is not run here. Small programs
@@ -25,6 +25,7 @@ def layer_table(layer: Layer, plan: Plan, step: Step) -> dict:
 
     An entry's `time_us` and `error` are None where nobody has measured them, and its `status` says why.
     """
+    plan = plan.at(step)
     costs = layer.costs(plan, step)
     try:
         rows, message = measure.plan_rows(layer, plan, step), None
@@ -90,7 +91,7 @@ def _checked(row, here) -> dict:
 def _run_here(layer: Layer, plan: Plan, step: Step, flops: int) -> list | None:
     """(error, tolerance) of every part and of the whole, run on the simulated GPU; None if that would take too long."""
     languages = {part.version.partition("_")[0] for part in plan.parts}
-    if any(part.version == "torch_compile" for part in plan.parts) or held_bytes(layer, step) > SIMULATED_BYTES:
+    if any(part.version in CARD_ONLY for part in plan.parts) or held_bytes(layer, step) > SIMULATED_BYTES:
         return None
     if flops > min(SIMULATED_FLOPS[language] for language in languages):
         return None
@@ -189,7 +190,7 @@ def launched(layer: Layer, plan: Plan, step: Step) -> int:
         if part.name in rows:
             total += rows[part.name]
         elif "BM" in tile:
-            batch, M, N, _ = layer.product(part.stages[0], step)
+            batch, M, N, _ = layer.product(part.stages[0], step) or layer.product(part.stages[-1], step)
             total += batch * -(-M // tile["BM"]) * -(-N // tile["BN"])
     return total
 

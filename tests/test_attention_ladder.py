@@ -72,7 +72,7 @@ def test_rows_that_are_not_where_a_descriptor_wants_them_are_right_or_refused(na
     apart = torch.zeros(1, 2, 9, 17, device=DEVICE)[..., :16]
     apart.copy_(inputs["k"])
     changed = {**inputs, "k": apart}
-    if "descriptors" in name or "specialised" in name:
+    if "descriptors" in name:
         with pytest.raises(InputError, match="multiples of 16 bytes"):
             run(name, changed)
     else:
@@ -116,28 +116,11 @@ def heads(D: int, T: int = 256, dtype=torch.bfloat16) -> tuple:
 def test_descriptors_leave_the_loads_to_the_copy_engine():
     tile = {"CAUSAL": True, "BM": 128, "BN": 64, "D": 128, "num_warps": 8, "num_stages": 3}
     flash = inspect.compiled(_attention_flash_kernel, heads(128), "H200", **tile)
-    split = {"SPLIT": True, "SPECIALISED": False}
-    descriptors = inspect.compiled(_attention_descriptors_kernel, heads(128), "H200", **tile, **split)
+    descriptors = inspect.compiled(_attention_descriptors_kernel, heads(128), "H200", **tile)
     assert flash.features["tma"] == 0 < flash.features["async_copies"]
     assert descriptors.features["async_copies"] == 0 < descriptors.features["tma"]
     assert descriptors.registers < flash.registers and descriptors.spills == flash.spills == 0
     assert descriptors.features["wgmma"] == flash.features["wgmma"] > 0
-
-
-@pytest.mark.parametrize(
-    "D, BN, causal",
-    [(128, 128, True), *(pytest.param(D, BN, c, marks=pytest.mark.slow) for D, BN, c in
-                         ((128, 128, False), (128, 64, True), (64, 128, True), (64, 64, False), (32, 128, True),
-                          (16, 128, True)))],
-)  # fmt: skip
-def test_every_specialised_tile_really_is_specialised(D, BN, causal):
-    tile = {"CAUSAL": causal, "BM": 128, "BN": BN, "D": D, "num_warps": 4, "num_stages": 2}
-    made = inspect.compiled(_attention_descriptors_kernel, heads(D), "H200", **tile, SPLIT=False, SPECIALISED=True)
-    assert "setmaxnreg" in made.ptx and made.threads == 12 * 32 and made.spills == 0
-    formula = attention.versions["triton_flash_specialised"].shared_bytes(
-        {"BM": 128, "BN": BN, "warps": 4, "stages": 2}, dtype=torch.bfloat16, on=device.card("H200"), D=D
-    )
-    assert formula <= made.shared <= formula + 1024
 
 
 @counted

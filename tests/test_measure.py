@@ -123,7 +123,7 @@ def test_what_cannot_be_captured_is_timed_with_events():
 def test_every_plan_is_measured_part_by_part(name):
     layer = Layer.random("tiny", torch.bfloat16)
     rows = measure.plan_rows(layer, PLANS[name], Step(1, 32, 32))
-    assert [row.part for row in rows] == [*(part.name for part in PLANS[name].parts), "all"]
+    assert [row.part for row in rows] == [*(part.name for part in PLANS[name].at(Step(1, 32, 32)).parts), "all"]
     for row in rows:
         assert (row.status, row.source, row.card) == ("ok", "measured", device.card().name)
         assert row.error <= row.tolerance and row.time_us > 0
@@ -262,7 +262,7 @@ def test_recorded_costs_are_those_that_the_plan_gives_today():
         if row.config == "trained" or row.part == "all":
             continue
         step = Step(row.B, row.T, row.S)
-        costs = Layer.random(CONFIGS[row.config], getattr(torch, row.dtype)).costs(PLANS[row.plan], step)
+        costs = Layer.random(CONFIGS[row.config], getattr(torch, row.dtype)).costs(PLANS[row.plan].at(step), step)
         cost = next(c for c in costs if c.part.name == row.part)
         assert (row.bytes, row.flops) == (cost.bytes, cost.flops)
 
@@ -276,7 +276,7 @@ def test_every_config_has_every_plan_in_both_phases():
             for plan in PLANS:
                 for B, T, S in steps:
                     rows = measure.recorded_plan(name, plan, Step(B, T, S), dtype)
-                    assert [r.part for r in rows] == [*(p.name for p in PLANS[plan].parts), "all"]
+                    assert [r.part for r in rows] == [*(p.name for p in PLANS[plan].at(Step(B, T, S)).parts), "all"]
 
 
 def test_what_was_not_recorded_says_so_and_offers_the_nearest():
@@ -347,7 +347,7 @@ def test_a_recorded_tile_is_only_given_for_the_layer_that_was_recorded():
         (Part(("qkv",), "triton", {"BM": "a"}), "BM='a' must be a whole number"),
         (Part(("qkv",), "triton", {"BX": 16}), "no tile size 'BX'; it has BM, BN"),
         (Part(("qkv",), "nope"), "no version 'nope'"),
-        (Part(("norm", "mlp_up"), "triton"), "no kernel runs norm\\+mlp_up"),
+        (Part(("mlp_up", "mlp_down"), "triton"), "no kernel runs mlp_up\\+mlp_down"),
     ],
 )
 def test_a_tile_that_is_none_is_refused(part, message):

@@ -43,7 +43,8 @@ def test_every_config_phase_and_plan(layer_command, monkeypatch, config, phase, 
     result = json.loads(out)
     assert (code, err) == (0, "")
     assert (result["plan"], result["step"]["phase"], result["config"]["name"]) == (name, phase, config)
-    assert [part["part"] for part in result["parts"]] == [part.name for part in PLANS[name].parts]
+    step = Step(*(result["step"][axis] for axis in "BTS"))
+    assert [part["part"] for part in result["parts"]] == [part.name for part in PLANS[name].at(step).parts]
     entries = [*result["parts"], result["total"]]
     for entry in entries:
         assert entry["status"] == "ok" and entry["time_us"] > 0 and 0 < entry["share"] < 1.05

@@ -68,7 +68,7 @@ _TILES = {
     ("matmul", "cutlass"): ((128, 256, 64, 3), (128, 128, 64, 4), (128, 128, 64, 6), (64, 128, 64, 6)),
     ("matmul", "numba_vectorised"): ((128, 128, 16), (128, 128, 8)),
     ("attention", "triton_flash"): ((128, 128, 8, 2),),
-    ("attention", "triton_flash_descriptors"): ((128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2)),
+    ("attention", "triton_flash_descriptors"): ((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2)),
     ("attention", "triton_split_kv"): ((64, 4, 4, 3), (64, 4, 4, 4), (128, 8, 4, 3), (64, 16, 4, 3)),
     ("matvec", "triton"): (
         *((1, 4096, 4, 1), (2, 2048, 4, 1), (2, 1024, 2, 1), (1, 2048, 4, 1), (4, 512, 2, 1), (4, 1024, 4, 1)),
@@ -110,6 +110,7 @@ def _layers() -> Iterator[Work]:
 
         def inputs(layer=layer, step=step, first=first):
             mine = first.pop() if first else layer.copy()
+            _ = mine.weights, mine.columns  # made now: not while a graph is captured
             x, cache = mine.inputs(step)
             return {"layer": mine, "x": x, "cache": cache}
 

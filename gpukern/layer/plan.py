@@ -161,7 +161,7 @@ _NORM_MLP_UP = ("norm", "mlp_up")
 _FLASH = (Part(("qkv",), "triton"), Part(_ATTENTION, "triton_flash"), *_singles("triton")[4:])
 _FUSED = (
     Part(("qkv",), "triton"),
-    Part(_ATTENTION, "triton_flash_specialised"),
+    Part(_ATTENTION, "triton_flash_descriptors"),
     Part(("output",), "triton"),
     Part(_NORM_MLP_UP, "triton"),
     Part(("mlp_down",), "triton"),

@@ -22,9 +22,6 @@ def tile_for(stages: tuple[str, ...], version: str, config: Config, step: Step) 
     sms = device.card().sms
     if version == "triton_flash":
         return dict(_FLASH)
-    if version == "triton_flash_specialised":  # 128 rows a program, if that makes a program for every SM
-        programs = step.B * config.H * -(-step.T // 128)
-        return {} if programs >= sms else dict(_FLASH)
     if version == "triton_split_kv":  # two programs an SM, of a tile of columns each at the least
         return {"splits": _power_of_two(min(2 * sms // (step.B * config.H), -(-step.S // 64)))}
     if version == "triton_one_kernel":

@@ -23,10 +23,11 @@ _MOST_BYTES = 8e9  # of copies held for one measurement
 
 
 def plan_rows(layer, plan, step) -> list[Row]:
-    """One Row a part of `plan`, in order, then one with part="all", the layer as a whole in one graph.
+    """One Row a part of `plan` at `step`, in order, then one with part="all", the layer as a whole in one graph.
 
     Measured on a card. Without one: recorded rows of the same sizes, or NotRecorded, which names the nearest.
     """
+    plan = plan.at(step)
     if device.simulated():
         rows = recorded_plan(layer.config.name, plan.name, step, layer.dtype)
         if len(rows) != len(plan.parts) + 1:

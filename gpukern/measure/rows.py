@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 RECORDED = Path(__file__).parent.parent / "recorded"
-TILE = ("BM", "BN", "BK", "warps", "stages", "threads")
+TILE = ("BM", "BN", "BK", "splits", "programs", "warps", "stages", "threads")
 _PROVENANCE = ("card", "driver", "torch", "triton", "numba", "numba_cuda", "date")
 
 
@@ -57,6 +57,8 @@ class Row:
     BM: int | None = None
     BN: int | None = None
     BK: int | None = None
+    splits: int | None = None
+    programs: int | None = None
     warps: int | None = None
     stages: int | None = None
     threads: int | None = None

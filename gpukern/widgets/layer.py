@@ -56,7 +56,7 @@ class LayerExplorer(Explorer):
 
     def show(self) -> str:
         config, phase, step, name = (control.value for control in self.controls.values())
-        layer, plan = open_layer(config), PLANS[name]
+        layer, plan = open_layer(config), PLANS[name].at(step)
         sizes = f"B={step.B} T={step.T} S={step.S}"
         try:
             rows, note = self._measure(layer, plan, step), ""

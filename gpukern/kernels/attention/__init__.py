@@ -6,8 +6,8 @@ k and v may have fewer heads, H_kv, that divide H: H / H_kv neighbouring heads o
 
 `numba` and `triton` run the three kernels in a row and write the [B, H, T, S] scores and weights to memory between
 them. `triton_flash` is one kernel that never does: Dao et al., *FlashAttention* (arXiv 2205.14135).
-`triton_flash_descriptors` lets the card's copy engine load its tiles, `triton_flash_specialised` gives the loads to
-warps of their own, and `triton_split_kv` is for decode: it splits the cache over programs.
+`triton_flash_descriptors` lets the card's copy engine load its tiles, and `triton_split_kv` is for decode: it splits
+the cache over programs.
 
 Cost for q [B, H, T, D], k and v [B, H, S, D]: 4D operations for each visible pair of tokens, in every batch and head;
 BHD(T + 2S) elements read and BHTD written at the least.
@@ -94,14 +94,8 @@ attention = Op(
         "triton_flash_descriptors": Version(
             "triton",
             "gpukern.kernels.attention.triton_descriptors:attention_descriptors",
-            {"BM": 128, "BN": 64, "warps": 8, "stages": 3},
+            {"BM": 64, "BN": 64, "warps": 4, "stages": 3},
             shared="gpukern.kernels.attention.triton_descriptors:descriptors_shared_bytes",
-        ),
-        "triton_flash_specialised": Version(
-            "triton",
-            "gpukern.kernels.attention.triton_descriptors:attention_specialised",
-            {"BM": 128, "BN": 128, "warps": 4, "stages": 2},
-            shared="gpukern.kernels.attention.triton_descriptors:specialised_shared_bytes",
         ),
         "triton_split_kv": Version(
             "triton",

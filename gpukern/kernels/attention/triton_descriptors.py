@@ -1,9 +1,11 @@
-"""Flash attention whose tiles are loaded by the card's copy engine: with descriptors, then with specialised warps.
+"""Flash attention whose tiles are loaded by the card's copy engine.
 
 A tensor descriptor tells the Tensor Memory Accelerator (TMA, compute capability 9.0) where a matrix lies and how large
-it is; one thread then asks for a whole tile, and what lies past the end arrives as 0. Warp specialisation gives that
-asking to warps of its own: Shah et al., *FlashAttention-3* (arXiv 2407.08608). Elsewhere Triton makes plain loads of
-the same source.
+it is; one thread then asks for a whole tile, and what lies past the end arrives as 0 (Shah et al., *FlashAttention-3*,
+arXiv 2407.08608). Elsewhere Triton makes plain loads of the same source.
+
+Triton can give the asking to warps of their own (`tl.range(..., warp_specialize=True)`). Triton 3.6 compiles this one
+so, and what comes out is wrong on an H200: it is not done here.
 """
 
 import math
@@ -33,11 +35,10 @@ def _attend_tiles(
     last,
     scale,
     MASKED: tl.constexpr,
-    SPECIALISED: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Attend to columns first .. last, BN at a time, with the online softmax. Returns the new acc, top and total."""
-    for n0 in tl.range(first, last, BN, warp_specialize=SPECIALISED):
+    for n0 in tl.range(first, last, BN):
         k = k_tiles.load([n0, 0])
         s = tl.dot(q, k.T, input_precision="ieee")  # [BM, BN]
         if MASKED:
@@ -73,13 +74,11 @@ def _attention_descriptors_kernel(
     stride_vh,
     stride_vs,
     CAUSAL: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPECIALISED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     D: tl.constexpr,
 ):
-    """BM rows of one head of one batch. With SPLIT, columns that every row sees are attended to without a mask."""
+    """BM rows of one head of one batch. Columns that every row sees are attended to without a mask."""
     pid, tiles = tl.program_id(0), tl.cdiv(T, BM)
     head = (pid // tiles).to(tl.int64)
     b, h = head // H, head % H
@@ -103,15 +102,8 @@ def _attention_descriptors_kernel(
     acc = tl.zeros((BM, D), dtype=tl.float32)
     top = tl.full((BM,), _LOWEST, dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
-    start = 0
-    if SPLIT:
-        acc, top, total = _attend_tiles(
-            acc, top, total, q, k_tiles, v_tiles, sees, 0, whole, scale, False, SPECIALISED, BN
-        )
-        start = whole
-    acc, top, total = _attend_tiles(
-        acc, top, total, q, k_tiles, v_tiles, sees, start, last, scale, True, SPECIALISED, BN
-    )
+    acc, top, total = _attend_tiles(acc, top, total, q, k_tiles, v_tiles, sees, 0, whole, scale, False, BN)
+    acc, top, total = _attend_tiles(acc, top, total, q, k_tiles, v_tiles, sees, whole, last, scale, True, BN)
 
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row that sees nothing stays 0
     out_tiles.store([first_row, 0], out.to(out_ptr.dtype.element_ty))
@@ -122,9 +114,9 @@ def attention_descriptors(
     k: torch.Tensor,
     v: torch.Tensor,
     causal: bool = True,
-    BM: int = 128,
+    BM: int = 64,
     BN: int = 64,
-    warps: int = 8,
+    warps: int = 4,
     stages: int = 3,
 ) -> torch.Tensor:
     """As attention_flash, with descriptors in place of pointers: no thread computes or holds addresses of k and v.
@@ -133,48 +125,20 @@ def attention_descriptors(
     q: `[B, H, T, D]`, k, v: `[B, H_kv, S, D]`, H a multiple of H_kv; D is 16, 32, 64 or 128 and its elements lie side
     by side; rows begin at multiples of 16 bytes. Returns `[B, T, H*D]`. Errors as attention_flash.
     """
-    return _attention(q, k, v, causal, BM, BN, warps, stages, specialised=False)
-
-
-def attention_specialised(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = True,
-    BM: int = 128,
-    BN: int = 128,
-    warps: int = 4,
-    stages: int = 2,
-) -> torch.Tensor:
-    """As attention_descriptors, with warps that only load and warps that only compute: loads never wait for exp2.
-
-    In the compiled kernel `setmaxnreg` appears (registers move from the loading warps to the computing ones), and a
-    block has more warps than `warps`, which counts those of one computing group.
-    Triton specialises products of 16-bit types in tiles of 128 rows by 4 warps, and 3.6 does it rightly with 2 stages;
-    for all else the kernel runs unspecialised. The mask is in every round, as Triton cannot specialise a loop for whole
-    tiles with another for masked ones behind it, nor a loop with an `if`.
-    """
-    return _attention(q, k, v, causal, BM, BN, warps, stages, specialised=True)
-
-
-def _attention(q, k, v, causal, BM, BN, warps, stages, specialised: bool) -> torch.Tensor:
     B, H, T, D, H_kv, S = require_heads(q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if any(n * tensor.itemsize % 16 for n in (*_strides(tensor), tensor.data_ptr() // tensor.itemsize)):
             raise InputError(f"{name}: descriptors want rows that begin at multiples of 16 bytes; call .contiguous().")
     require_dot_tile(warps, stages, BM=BM, BN=BN)
-    specialised = specialised and q.dtype.itemsize == 2 and (BM, warps, stages) == (128, 4, 2)
     out = torch.empty((B, T, H * D), dtype=q.dtype, device=q.device)
     if out.numel() == 0 or S == 0:
         return out.zero_()
     grid = (B * H * triton.cdiv(T, BM),)
-    shared = (specialised_shared_bytes if specialised else descriptors_shared_bytes)(BM, BN, D, warps, stages, q.dtype)
-    device.check_launch(grid, 32 * warps, shared)
+    device.check_launch(grid, 32 * warps, descriptors_shared_bytes(BM, BN, D, warps, stages, q.dtype))
     triton.set_allocator(_scratch)
     _attention_descriptors_kernel[grid](
         q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *_strides(q), *_strides(k), *_strides(v),
-        CAUSAL=causal, SPLIT=not specialised, SPECIALISED=specialised, BM=BM, BN=BN, D=D,
-        num_warps=warps, num_stages=stages,
+        CAUSAL=causal, BM=BM, BN=BN, D=D, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -195,10 +159,3 @@ def descriptors_shared_bytes(
 ) -> int:
     """Shared memory of one program, in bytes, but for barriers: the tile of q, the tiles of k and of v in flight."""
     return (BM + 2 * buffers(BM, warps, stages, dtype, on) * BN) * D * dtype.itemsize
-
-
-def specialised_shared_bytes(
-    BM: int, BN: int, D: int, warps: int, stages: int, dtype: torch.dtype, on: device.Card | None = None
-) -> int:
-    """The same for specialised warps: the output has a tile of its own, as q's is still in use by the other group."""
-    return descriptors_shared_bytes(BM, BN, D, warps, stages, dtype, on) + BM * D * dtype.itemsize
