@@ -32,7 +32,7 @@ class Access:
             view.space.shadow.write(self, element, view, line, value)
         if type(element) is not np.ndarray and type(value) is np.ndarray:
             value = value[-1]
-        self.machine.changes += 1
+        self.machine.tell(True)
         view.flat[element] = value
 
     def atomic(self, name: str, view: View, index: tuple, value, line: str, expected=None, wanted: bool = True):
@@ -48,18 +48,17 @@ class Access:
             view.space.shadow.write(self, element, view, line, atomic=True, reads=reads)
         element, value = per_thread(element, self.n), per_thread(value, self.n)
         if not wanted and name in atomics.UFUNCS:
-            self.machine.changes += 1
+            self.machine.tell(True)
             atomics.UFUNCS[name].at(view.flat, element, value)
             return None
         expected = None if expected is None else per_thread(expected, self.n)
         old, changed = atomics.atomic(name, view.flat, element, value, expected)
-        self.machine.changes += changed
-        self.machine.tries += not changed
+        self.machine.tell(changed, name)
         return old
 
-    def fence(self) -> None:
-        """threadfence: what these threads wrote is there for all."""
-        self.machine.fenced[self.global_threads] = self.machine.clock
+    def fence(self, scope: str) -> None:
+        """threadfence: what these threads wrote is there for all; threadfence_block: for their block."""
+        self.machine.fenced[0 if scope == "grid" else 1 :, self.global_threads] = self.machine.clock
         self.machine.tick()
 
     def shared_array(self, offset: int, shape: tuple, dtype: type, name: str) -> View:
@@ -86,7 +85,7 @@ class Access:
         m, size, dtype = self.machine, int(np.prod(shape)), np.dtype(dtype)
         if number not in m.local:
             data = np.full(m.threads * size * dtype.itemsize, POISON, np.uint8)
-            space = m.local[number] = Space("local", data, granule(dtype))
+            space = m.local[number] = Space("local", data, m.code.granule(granule(dtype)))
             space.ready = np.zeros(space.granules, bool) if m.checks else None
         return self._array(m.local[number], self.lanes * size, shape, dtype, name)
 
@@ -179,9 +178,25 @@ class Access:
         what = (
             f"{threads[0]} {doing} {view.name}[{', '.join(map(str, at))}] ({line}), but {view.name} has shape {shape}"
         )
+        kind, advice = "out_of_bounds", "A card reads or destroys what lies there."
         if any(i < 0 for i in at):
             kind, advice = "negative_index", "Numba counts a negative index from the end: another element, silently."
-        else:
-            kind, advice = "out_of_bounds", "A card reads or destroys what lies there."
-        advice += " Guard it, as in `if i < x.size:`."
-        self.machine.report.add(kind, f"{what}. {advice}", line, threads, view.name, at, len(wrong))
+        what = f"{what}. {advice} {self._how_to_stay_inside(view, at, shape, int(first[0]))}"
+        self.machine.report.add(kind, what, line, threads, view.name, at, len(wrong))
+
+    def _how_to_stay_inside(self, view: View, at: tuple, shape: tuple, place: int) -> str:
+        """What to do, when the thread at `place` of the group accesses index `at` of an array of `shape`."""
+        m = self.machine
+        if any(i < 0 for i in at):
+            return "Guard it, as in `if i >= 0:`."
+        if view.space.kind == "shared":
+            first = int(per_thread(view.offset, self.n)[place]) * view.flat.itemsize
+            if first - m.block_of[self.lanes[place]] * m.shared_bytes >= m.code.dynamic:
+                return "It is as long as the launch says: kernel[grid, block, stream, bytes]."
+        inside = [f"i < {view.name}.size"]
+        if len(shape) > 1:
+            inside = [f"{i} < {view.name}.shape[{axis}]" for axis, i in enumerate("ijklmn"[: len(shape)])]
+        guard = f"Guard it, as in `if {' and '.join(inside)}:`."
+        if len(shape) > 1 and all(0 <= i < n for i, n in zip(at[::-1], shape, strict=True)):
+            guard += " Or are the axes swapped? threadIdx.x belongs to the last one."
+        return guard

@@ -72,7 +72,7 @@ class Arguments:
         data = np.empty(0, np.uint8)
         if high > low:
             data = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), np.uint8)
-        granule = min(memory.granule(array.dtype) for _, array in region)
+        granule = self.code.granule(min(memory.granule(array.dtype) for _, array in region))
         space = Space("global", data, granule, address=low - _owner(region[0][1]), here=low)
         self.machine.spaces.append(space)
         for (name, array), (first, last) in zip(region, bounds, strict=True):

@@ -102,7 +102,9 @@ def _atomic(name: str):
         dtype = signature.args[0].dtype
         operands = [low.operand(v, dtype) for v in arguments]
         expected = f", expected={operands[0]}" if name in ("cas", "compare_and_swap") else ""
-        wanted = "" if _is_read(low, target) else ", wanted=False"
+        is_read = _is_read(low, target)
+        low.code.asks_atomics |= is_read
+        wanted = "" if is_read else ", wanted=False"
         kind = "cas" if expected else name
         return f'g.atomic("{kind}", {low.read(array)}, {index}, {operands[-1]}, "{low.line}"{expected}{wanted})'
 
@@ -139,6 +141,7 @@ def _is_read(low, target) -> bool:
 
 def _shuffle(kind: str):
     def call(low, value, signature, _):
+        low.code.meets.add(low.pc)
         mask, given, by = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         return f'g.shuffle("{kind}", {mask}, {given}, {by}, "{low.line}")'
 
@@ -147,6 +150,7 @@ def _shuffle(kind: str):
 
 def _vote(kind: str):
     def call(low, value, signature, _):
+        low.code.meets.add(low.pc)
         mask, predicate = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         source = f'g.vote("{kind}", {mask}, {predicate}, "{low.line}")'
         return f"{source}.astype({low.dtype(signature.return_type)})" if kind == "ballot" else source
@@ -156,6 +160,7 @@ def _vote(kind: str):
 
 def _match(kind: str):
     def call(low, value, signature, _):
+        low.code.meets.add(low.pc)
         mask, given = (low.operand(v, t) for v, t in zip(value.args, signature.args, strict=True))
         return f'g.match("{kind}", {mask}, {given}, "{low.line}")'
 
@@ -163,20 +168,25 @@ def _match(kind: str):
 
 
 def _sync_warp(low, value, signature, _):
+    low.code.meets.add(low.pc)
     mask = low.read(value.args[0]) if value.args else "0xFFFFFFFF"
     low.lines.append(f'g.sync_warp({mask}, "{low.line}")')
     return None
 
 
-def _fence(low, value, signature, _):
+def _fence(scope: str):
     """What the thread wrote before, others may read: it announces so by an atomic that they wait for."""
-    low.code.fences = True
-    low.lines.append("g.fence()")
-    return None
+
+    def call(low, value, signature, _):
+        low.code.fences = True
+        low.lines.append(f'g.fence("{scope}")')
+        return None
+
+    return call
 
 
 def _nothing(low, value, signature, _):
-    """A fence within the block (barriers order that), a nap, a group that is only a name."""
+    """A nap, a group that is only a name."""
     return None
 
 
@@ -261,9 +271,9 @@ SPECIAL = {
     cuda.local.array: _local_array,
     cuda.const.array_like: lambda low, value, signature, _: low.read(value.args[0]),
     cuda.syncwarp: _sync_warp,
-    cuda.threadfence: _fence,
-    cuda.threadfence_block: _nothing,
-    cuda.threadfence_system: _fence,
+    cuda.threadfence: _fence("grid"),
+    cuda.threadfence_block: _fence("block"),
+    cuda.threadfence_system: _fence("grid"),
     cuda.nanosleep: _nothing,
     cuda.cg.this_grid: _nothing,
     cuda.activemask: lambda low, value, signature, _: "g.active_mask()",

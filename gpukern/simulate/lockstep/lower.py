@@ -44,8 +44,11 @@ class Code:
         self.name = kernel.ir.func_id.func_name
         self.arguments, self.argument_types = list(kernel.ir.arg_names), kernel.signature.args
         self.shared_static, self.shared_granule = 0, 8
+        self.view_granule = 16  # bytes of the smallest type as which an array is viewed
         self.grid_sync = any(b.end[0] == "barrier" and b.end[2] == "grid" for b in blocks)
         self.fences = False  # does it call threadfence?
+        self.asks_atomics = False  # does it look at what an atomic returns, to wait for others?
+        self.meets = set()  # blocks in which warps meet: shuffles, votes, syncwarp
         self.local_arrays, self.shared_arrays = 0, {}
         self.flops = [Counter() for _ in blocks]
         self.constants, self._registers, self._taken = {}, {}, {"g", "r", "pair", "several"} | set(_NAMESPACE)
@@ -59,6 +62,10 @@ class Code:
         self.blocks = [namespace[f"block_{pc}"] for pc in range(len(blocks))]
         self.stored, self.loaded = touched(blocks)
         self.dynamic = -(-self.shared_static // 16) * 16
+
+    def granule(self, of_arrays: int) -> int:
+        """Bytes of the smallest thing by which memory is accessed whose arrays hold things of `of_arrays` bytes."""
+        return min(of_arrays, self.view_granule)
 
     def constant(self, value) -> str:
         """A name for a value in the generated source."""

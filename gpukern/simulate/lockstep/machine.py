@@ -21,7 +21,12 @@ _SHARED_IN_FLIGHT = 1 << 25  # bytes
 MOST_TRACED = 4096  # accesses kept for the figures
 # Steps (a block, run by a group) before others get a look in, and steps after which a kernel is taken to hang.
 _TURN, _MOST_STEPS = 200, 2_000_000
-_PATIENCE = 4  # atomics that change nothing, before others get a look in
+# Atomics that change nothing, before others get a look in, and after which nobody is taken to come to an end.
+_PATIENCE, _MOST_POLLS = 4, 50_000
+_WAITED_FOR = (
+    "Whoever holds the lock, or sets the flag, must get on: not wait at a barrier, nor for a lock that another holds, "
+    "nor have returned."
+)
 
 
 class _Stopped(Exception):
@@ -50,9 +55,11 @@ class Machine(Barriers):
         self.shared_limit = shared_bytes
         self.shared_bytes = -(-shared_bytes // 16) * 16
         self.live = code.live
-        self.fenced = np.zeros(self.grid_size * self.block_size, np.int64) if code.fences else None
+        # For each thread, when it last published what it had done: to the grid, to its block.
+        self.fenced = np.zeros((2, self.grid_size * self.block_size), np.int64) if code.fences else None
         self.clock = 1
         self.changes = self.tries = 0  # stores and atomics that changed memory, and atomics that did not
+        self.polls = 0  # of the latter since the last change, those that may ask for a lock or a flag
         self.shadows, self.spaces = [], []
         self.shared, self.constants = Space("shared", np.empty(0, np.uint8)), {}
         self._lines, self._line_ids = [""], {}
@@ -116,7 +123,7 @@ class Machine(Barriers):
             size = blocks * self.shared_bytes
             if len(self.shared.data) != size:
                 self.shadows = [s for s in self.shadows if s.space is not self.shared]
-                self.shared = Space("shared", np.empty(size, np.uint8), self.code.shared_granule)
+                self.shared = Space("shared", np.empty(size, np.uint8), self.code.granule(self.code.shared_granule))
                 if self.checks:
                     self.shared.shadow = races.Shadow(self, self.shared)
                     self.shadows.append(self.shared.shadow)
@@ -151,10 +158,7 @@ class Machine(Barriers):
         """
         blocks, steps = self.code.blocks, 0
         while self.waiting or self.parked:
-            ready = sorted(self.waiting.keys() - self.spinning.keys())
-            if not ready:
-                ready = sorted(pc for pc in self.waiting if self.spinning[pc] != self.changes)
-                self.patience = _PATIENCE if ready else self.patience
+            ready = self._ready()
             if not ready:
                 self._no_thread_can_go_on()
                 continue
@@ -163,21 +167,20 @@ class Machine(Barriers):
                 group = join(self.waiting.pop(pc))
             except TypeError as error:
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
-            size, turn_ends, changes, last_try = len(self.waiting), steps + _TURN, self.changes, self.tries + self.patience
+            size, turn_ends = len(self.waiting), steps + _TURN
+            changes, last_try = self.changes, self.tries + self.patience
             try:
-                while (
-                    pc is not None
-                    and pc < others
-                    and len(self.waiting) == size
-                    and steps < turn_ends
-                    and (self.tries < last_try or self.changes != changes)
-                ):
+                while True:
                     if self.checks:
                         ran = self.ran[pc]
                         ran[0] += group.warps.count
                         ran[1] += group.n
                     pc = blocks[pc](group)
                     steps += 1
+                    if pc is None or pc >= others or len(self.waiting) != size or steps == turn_ends:
+                        break
+                    if self.tries >= last_try and self.changes == changes or self.spinning and pc in self.code.meets:
+                        break
             except (Refused, MemoryError):
                 raise
             except Exception as error:  # of NumPy, mostly: nothing that its user should have to understand
@@ -197,11 +200,34 @@ class Machine(Barriers):
             if steps >= turn_ends:  # a long way: those that spin need not wait for its end
                 self.spinning = {at: since for at, since in self.spinning.items() if since == self.changes}
 
+    def _ready(self) -> list:
+        """The program counters at which threads can go on, ascending."""
+        free = self.waiting.keys() - self.spinning.keys()
+        if not self.spinning:
+            return sorted(free)
+        late = {pc for pc in free & self.code.meets if self._leaves_lanes_behind(pc)}
+        if free - late:
+            return sorted(free - late)
+        again = sorted(pc for pc in self.waiting.keys() & self.spinning.keys() if self.spinning[pc] != self.changes)
+        if again:
+            self.patience = _PATIENCE
+        elif late and all(self.stuck.get(pc) == self.changes for pc in self.waiting.keys() & self.spinning.keys()):
+            return sorted(late)
+        return again
+
+    def _leaves_lanes_behind(self, pc: int) -> bool:
+        """Would threads, that are to meet their warp in a shuffle or syncwarp, miss lanes that spin?"""
+        here = {warp for group in self.waiting[pc] for warp in self.warp_of[group.lanes].tolist()}
+        spinning = (group for at in self.waiting.keys() & self.spinning.keys() for group in self.waiting[at])
+        return any(not here.isdisjoint(self.warp_of[group.lanes].tolist()) for group in spinning)
+
     def _look_for_spinning(self, pc: int, group: Group, in_vain: bool) -> None:
         """Threads that come back to where they were, with registers and memory unchanged, will do so for ever.
 
         Those whose registers change (they count their tries), but whose atomics change nothing, may: others go first.
         """
+        if self.polls > _MOST_POLLS:
+            self._hang(pc, f"as {self.polls:,} atomics, one after the other, have changed nothing at", _WAITED_FOR)
         changes, n, registers = self.seen.get(pc, (None, 0, None))
         for_ever = changes == self.changes and n == group.n and equal(registers, group.r)
         if for_ever or in_vain:
@@ -215,11 +241,7 @@ class Machine(Barriers):
         if self.release(only_complete=bool(self.waiting)) or not self.waiting:
             return
         if all(self.stuck.get(pc) == self.changes for pc in self.waiting):
-            self._hang(
-                min(self.waiting),
-                "as nobody changes what its threads wait for at",
-                "They wait for a lock, or a flag, of threads that are past it, or at a barrier, or that never come there.",
-            )
+            self._hang(min(self.waiting), "as nobody changes what its threads wait for at", _WAITED_FOR)
         self.spinning = dict(self.stuck)
         self.patience = min(2 * self.patience, _TURN)
 
@@ -227,6 +249,14 @@ class Machine(Barriers):
         line = self.code.line_of_block[pc]
         self.report.add("hang", f"{self.code.name} does not come to an end {how} {line}. {advice}", line)
         raise _Stopped
+
+    def tell(self, changed: bool, atomic: str = "") -> None:
+        """An atomic or a store has changed memory, or has not."""
+        if changed:
+            self.changes, self.polls = self.changes + 1, 0
+        else:
+            self.tries += 1
+            self.polls += atomic not in ("max", "min", "nanmax", "nanmin")  # one looks for a maximum for long in vain
 
     def count(self, name: str, line: str, n: int) -> None:
         """Count n more of `name` for a line of the source."""
@@ -263,11 +293,12 @@ class Machine(Barriers):
 
     # --- names, for messages ---
 
-    def stamp(self, group: Group, line: str):
+    def stamp(self, group: Group, line: str, clock: int):
+        """The entries of a shadow's table for an access by `group`."""
         if line not in self._line_ids:
             self._line_ids[line] = min(len(self._lines), 255)
             self._lines.append(line)
-        return group.global_threads | (self.clock << races._CLOCK | self._line_ids[line] << races._LINE)
+        return group.global_threads | (clock << races._CLOCK | self._line_ids[line] << races._LINE)
 
     def line_of(self, number: int) -> str:
         return self._lines[number]

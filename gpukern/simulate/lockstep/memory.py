@@ -56,9 +56,11 @@ class Space:
 
 
 def granule(dtype: np.dtype) -> int:
-    """Bytes of the smallest thing that an array of `dtype` is accessed by: a number, or the fields of a record."""
+    """Bytes of the smallest thing that an array of `dtype` is accessed by: a number, half a complex one, a field."""
+    if dtype.fields is None and dtype.base.fields is None:
+        return dtype.base.itemsize // (2 if dtype.base.kind == "c" else 1)
     if dtype.fields is None:
-        return dtype.base.itemsize if dtype.base.fields is None else granule(dtype.base)
+        return granule(dtype.base)
     sizes = [n for part, offset, *_ in dtype.fields.values() for n in (granule(part), offset)]
     return math.gcd(dtype.itemsize, *sizes)
 

@@ -3,6 +3,7 @@
 from numba.cuda import types
 
 from gpukern.simulate.lockstep.kinds import dtype_of
+from gpukern.simulate.lockstep.memory import granule
 
 
 def _view(low, owner, value, signature):
@@ -10,7 +11,8 @@ def _view(low, owner, value, signature):
     old, new = dtype_of(array.dtype).itemsize, dtype_of(result.dtype).itemsize
     if max(old, new) % min(old, new):
         low.refuse(f"a view of {array.dtype} as {result.dtype}")
-    return f"retyped({low.read(owner)}, {low.dtype(result.dtype)})"
+    low.code.view_granule = min(low.code.view_granule, granule(dtype_of(result.dtype)))
+    return f'retyped({low.read(owner)}, {low.dtype(result.dtype)}, "{low.line}")'
 
 
 def _reshape(low, owner, value, signature):

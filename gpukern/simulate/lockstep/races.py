@@ -11,8 +11,8 @@ threads are
 and a race if they are not ordered, one of them writes, and not both are atomic. That a simulation runs them one after
 the other does not matter: on a card, either may come first.
 
-A write that its thread followed by threadfence counts as published: whoever reads it has waited for an atomic, which
-the machine does not check.
+What a thread did before a threadfence counts as published (before a threadfence_block, to its block): whoever comes
+later has waited for an atomic, which the machine does not check.
 
 Reads are only noted. They are held against the writes when the next barrier comes, and only if there were any; reads of
 an interval that goes on (no barrier yet, but too many notes) are folded into a table like that of the writes.
@@ -28,6 +28,11 @@ _WHO = (1 << _SEVERAL) - 1
 SAME, WARP, BLOCK, GRID = range(4)  # what two threads have in common, at the least
 MOST_THREADS, MOST_CLOCK = 1 << _SEVERAL, 1 << 24
 _MOST_NOTES = 1 << 21
+_ADVICE = {
+    WARP: "Threads of a warp need not run in step: put cuda.syncwarp(), or cuda.syncthreads(), between the two.",
+    BLOCK: "Nothing orders the two: put cuda.syncthreads() between them, or use cuda.atomic.",
+    GRID: "Blocks run in any order: use cuda.atomic, give each block its own place, or launch twice.",
+}
 
 
 class Shadow:
@@ -53,7 +58,7 @@ class Shadow:
             if self.space.kind == "shared" and not entry.all():
                 self._never_written(group, entry, element, view, line)
             self._check(group, entry, place, view, line, "reads", "wrote")
-            self.notes.append((group, place, view, line))
+            self.notes.append((group, place, view, line, self.machine.clock))
             self.noted += group.n
         if self.noted > _MOST_NOTES:
             self.settle(keep=True)
@@ -71,7 +76,7 @@ class Shadow:
             self._check(group, entry, place, view, line, "writes", "wrote", (value, there), atomic)
             if self.reads is not None:
                 self._check(group, self.reads.take(place), place, view, line, "writes", "read")
-            mine = self.machine.stamp(group, line) | (int(atomic) << _ATOMIC)
+            mine = self.machine.stamp(group, line, self.machine.clock) | (int(atomic) << _ATOMIC)
             self.writes[place] = mine
             if group.n > 1 and not atomic:
                 entry = self.writes.take(place)  # of the threads that write one place, the last has it now
@@ -83,17 +88,18 @@ class Shadow:
 
     def settle(self, keep: bool) -> None:
         """Hold the notes against the writes made since. keep: the interval goes on, so they must not be lost."""
-        for group, place, view, line in self.notes if self.dirty else ():
-            self._check(group, self.writes.take(place), place, view, line, "reads", "writes")
+        for group, place, view, line, clock in self.notes if self.dirty else ():
+            self._check(group, self.writes.take(place), place, view, line, "reads", "writes", clock=clock)
         if keep:
-            for group, place, _, line in self.notes:
-                self._fold(group, per_thread(place, group.n), line)
+            for group, place, _, line, clock in self.notes:
+                self._fold(group, per_thread(place, group.n), line, clock)
         self.notes, self.noted, self.dirty = [], 0, False
 
-    def _check(self, group, entry, place, view, line, doing, other, values=(None, None), atomic=False):
+    def _check(self, group, entry, place, view, line, doing, other, values=(None, None), atomic=False, clock=None):
         """Report the threads of `group` that are not ordered with the accesses in `entry` at their places.
 
-        values: what they write, and what the other access has written there.
+        values: what they write, and what the other access has written there
+        clock   when they did it, if not now
         """
         floor = group.since_block << _CLOCK if self.space.kind == "shared" else 1
         if not (entry >= floor).any():
@@ -107,7 +113,10 @@ class Shadow:
         common = np.maximum(self.machine.common(entry & _WHO, me), entry >> _SEVERAL & 3)
         race = (common > SAME) & (entry >> _CLOCK >= group.since(common, hit))
         if self.machine.fenced is not None:
-            race &= self.machine.fenced[entry & _WHO] < entry >> _CLOCK
+            within = (common != GRID).astype(np.int64)
+            race &= self.machine.fenced[within, entry & _WHO] < entry >> _CLOCK
+            if clock is not None:
+                race &= self.machine.fenced[within, me] < clock
         if atomic:
             race &= entry >> _ATOMIC & 1 == 0
         hit, entry = hit[race], entry[race]
@@ -133,10 +142,10 @@ class Shadow:
             )
         else:
             kind = "race"
-            if who // machine.block_size == int(group.global_threads[first]) // machine.block_size:
-                advice = "Nothing orders the two: put cuda.syncthreads() between them, or use cuda.atomic."
-            else:
-                advice = "Blocks run in any order: use cuda.atomic, give each block its own place, or launch twice."
+            apart = machine.common(np.array([who]), group.global_threads[hit[:1]])[0]
+            advice = _ADVICE[apart]
+            if apart == GRID and machine.code.asks_atomics and other == "wrote":
+                advice += " If an atomic tells that it is there: cuda.threadfence() between the write and that atomic."
         machine.report.add(kind, f"{what}. {advice}", line, [me, you], array, index, len(hit))
 
     def _never_written(self, group, entry, element, view, line) -> None:
@@ -156,12 +165,12 @@ class Shadow:
             int((entry == 0).sum()),
         )
 
-    def _fold(self, group, place, line) -> None:
+    def _fold(self, group, place, line, clock) -> None:
         """Enter reads into their table: the last reader of a place, whether there are several, how far apart."""
         if self.reads is None:
             self.reads = np.zeros(self.space.granules, np.int64)
         me = group.global_threads
-        mine = np.broadcast_to(self.machine.stamp(group, line), group.n)
+        mine = np.broadcast_to(self.machine.stamp(group, line, clock), group.n)
         old = self.reads[place]
         if not old.any():
             self.reads[place] = mine

@@ -28,12 +28,15 @@ def _as_part(view: View, dtype: np.dtype, offset: int, inner, inner_strides, nam
     return View(view.space, view.space.flat(dtype), where, shape, strides, name)
 
 
-def retyped(view: View, dtype) -> View:
+def retyped(view: View, dtype, line: str) -> View:
     """a.view(dtype): the same bytes as numbers of another type; the last axis gets longer or shorter."""
     old, new = view.flat.itemsize, np.dtype(dtype).itemsize
     flat = view.space.flat(np.dtype(dtype))
     if old == new:
         return View(view.space, flat, view.offset, view.shape, view.strides, view.name)
+
+    if old < new and np.any(view.offset % (new // old)):
+        raise Refused(f"a view of {view.name} as elements that do not lie at multiples of their size", line)
 
     def scaled(n):
         return n * np.int64(old // new) if old > new else n // np.int64(new // old)
