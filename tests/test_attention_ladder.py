@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gpukern import device, inspect, simulate
-from gpukern.kernels import OPS
-from gpukern.kernels.attention import attention, tickets
+from gpukern.kernels import OPS, tickets
+from gpukern.kernels.attention import attention
 from gpukern.kernels.attention.triton_descriptors import _attention_descriptors_kernel
 from gpukern.kernels.attention.triton_ladder import _attention_flash_kernel
 from gpukern.kernels.attention.triton_split_kv import _attention_split_kv_kernel

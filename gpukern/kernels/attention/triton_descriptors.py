@@ -16,6 +16,7 @@ import triton.language as tl
 
 from gpukern import device
 from gpukern.kernels.attention.triton_ladder import require_heads
+from gpukern.kernels.descriptors import launch_with_scratch
 from gpukern.kernels.matmul.triton_ladder import buffers, require_dot_tile
 from gpukern.op import InputError
 
@@ -135,11 +136,14 @@ def attention_descriptors(
         return out.zero_()
     grid = (B * H * triton.cdiv(T, BM),)
     device.check_launch(grid, 32 * warps, descriptors_shared_bytes(BM, BN, D, warps, stages, q.dtype))
-    triton.set_allocator(_scratch)
-    _attention_descriptors_kernel[grid](
-        q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *_strides(q), *_strides(k), *_strides(v),
-        CAUSAL=causal, BM=BM, BN=BN, D=D, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+
+    def launch():
+        _attention_descriptors_kernel[grid](
+            q, k, v, out, H, H // H_kv, T, S, D**-0.5 * math.log2(math.e), *_strides(q), *_strides(k), *_strides(v),
+            CAUSAL=causal, BM=BM, BN=BN, D=D, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    launch_with_scratch(launch)
     return out
 
 
@@ -147,11 +151,6 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     """Of batch, head and token; of an axis of length 1 nothing depends on the stride, and it may be anything."""
     D = tensor.shape[3]
     return [D if n == 1 else step for n, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)]
-
-
-def _scratch(size: int, alignment: int, stream) -> torch.Tensor:
-    """Memory for the descriptors that a kernel makes, 128 bytes each, as Triton asks for it."""
-    return torch.empty(size, dtype=torch.int8, device=device.torch_device())
 
 
 def descriptors_shared_bytes(

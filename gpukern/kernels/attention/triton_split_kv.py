@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from gpukern import device
-from gpukern.kernels.attention.tickets import tickets
 from gpukern.kernels.attention.triton_ladder import require_heads
 from gpukern.kernels.matmul.triton_ladder import buffers, require_dot_tile
+from gpukern.kernels.tickets import tickets
 from gpukern.op import require_power_of_two
 
 ROWS = 16  # of q in one tile: the least that tl.dot takes

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from gpukern import device
-from gpukern.kernels.attention.tickets import tickets
 from gpukern.kernels.attention.triton_split_kv import ROWS
 from gpukern.kernels.decode_layer import require_decode
 from gpukern.kernels.decode_layer.stages import (
@@ -26,6 +25,7 @@ from gpukern.kernels.decode_layer.stages import (
 )
 from gpukern.kernels.decode_layer.vector import load_vector, normalised, require_vector_tile
 from gpukern.kernels.matmul.triton_ladder import buffers
+from gpukern.kernels.tickets import tickets
 from gpukern.op import require_power_of_two, require_whole
 
 STAGES = 5  # qkv; attention; output; norm and mlp_up; mlp_down

@@ -4,13 +4,12 @@ Tiles are loaded and stored through tensor descriptors, by the card's copy engin
 Source: Triton's tutorial 09, *Persistent Matmul*.
 """
 
-import contextvars
-
 import torch
 import triton
 import triton.language as tl
 
 from gpukern import device
+from gpukern.kernels.descriptors import launch_with_scratch
 from gpukern.kernels.gelu.triton_ladder import gelu_tile
 from gpukern.kernels.matmul import triton_ladder
 from gpukern.kernels.matmul.triton_ladder import GROUP, matmul, require_dot_tile, require_product
@@ -118,14 +117,13 @@ def matmul_persistent(
     strides = [_row_stride(tensor) for tensor in described]
 
     def launch():
-        triton.set_allocator(_scratch)
         _matmul_persistent_kernel[grid](
             a, w, bias, residual, out, M, N, K, *strides[:2], strides[2] if residual is not None else 0,
             COLUMNS=columns, GELU=activation == "gelu", BM=BM, BN=BN, BK=BK, GROUP=GROUP,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    contextvars.copy_context().run(launch)  # the allocator that the caller may have set stays
+    launch_with_scratch(launch)
     return out
 
 
@@ -138,11 +136,6 @@ def _describable(tensor: torch.Tensor) -> bool:
 def _row_stride(tensor: torch.Tensor) -> int:
     """From one row to the next; of a single row nothing depends on it, and it may be any multiple of 16."""
     return tensor.stride(0) if tensor.shape[0] > 1 else triton.cdiv(tensor.shape[1], 16) * 16
-
-
-def _scratch(size: int, alignment: int, stream) -> torch.Tensor:
-    """Memory for the descriptors that a kernel makes, 128 bytes each, as Triton asks for it."""
-    return torch.empty(size, dtype=torch.int8, device=device.torch_device())
 
 
 def _depth(BK: int, dtype: torch.dtype) -> int:

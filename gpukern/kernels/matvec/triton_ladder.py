@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from gpukern import device
-from gpukern.kernels.attention.tickets import tickets
 from gpukern.kernels.gelu.triton_ladder import gelu_tile
 from gpukern.kernels.matmul.triton_ladder import require_product
+from gpukern.kernels.tickets import tickets
 from gpukern.op import InputError, require_power_of_two, require_whole
 
 MOST_ROWS = 8

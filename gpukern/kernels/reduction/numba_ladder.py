@@ -4,9 +4,9 @@ import torch
 from numba import cuda, float32, int32
 
 from gpukern import device
-from gpukern.kernels.attention.tickets import tickets
 from gpukern.kernels.intrinsics import load4
 from gpukern.kernels.quads import quad_elements
+from gpukern.kernels.tickets import tickets
 from gpukern.op import InputError, require, require_whole
 
 EVERY_LANE = 0xFFFFFFFF
