@@ -5,10 +5,12 @@ How a launch goes, and where to read on:
     frontend    Numba's own compiler types the kernel, as for a card, and stops before it makes machine code
     program     the typed functions become one flat program of blocks, numbered so that threads find together again
                 (callees: device functions are laid in, and the Python with which Numba implements its own)
-    lower       each block becomes one Python function (blocks, expressions, attributes, calls, methods, iteration:
-                what becomes what; operations, arithmetic, views: what that computes; kinds: the types)
-    machine     runs the threads with the least program counter, all of them at once with NumPy (group, barriers)
-    access      every load, store and atomic: in bounds? what does it cost? (memory, coalescing) is it a race? (races)
+    lower       each block becomes one Python function (blocks, expressions, attributes, calls, arrays, methods,
+                iteration: what becomes what; operations, arithmetic, views: what that computes; kinds: the types)
+    machine     runs the threads with the least program counter, all of them at once with NumPy (group, barriers),
+                those that spin on a lock or a flag last (spinning)
+    access      every load, store and atomic (atomics): in bounds? what does it cost? (memory, coalescing) is it a
+                race? (races)
     launch      arguments in, a report.Report out; host: what the host calls (device_array, card), `install`
 
 Why Numba's typed IR, and not the kernel's Python. Lowering the source would need a second compiler: its promotions

@@ -25,7 +25,7 @@ class Attributes:
         """The array of one field of all records of an array (or of a record, which is an array without axes)."""
         base = dtype_of(record).fields[name][0].base
         if any(n % base.itemsize for n in (record.offset(name), record.size)):
-            self.refuse(f"the field {name} of a packed record: lay it out with np.dtype(..., align=True); a field that")
+            self.refuse(f"the field {name} of a packed record (np.dtype(..., align=True) lays one out)")
         return f'field({source}, "{name}")'
 
     def _field(self, source: str, record: types.Record, name: str) -> str:

@@ -4,8 +4,8 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
+from gpukern.simulate.lockstep.arrays import local_array, shared_array
 from gpukern.simulate.lockstep.kinds import dtype_of, is_number
-from gpukern.simulate.lockstep.memory import granule
 from gpukern.simulate.lockstep.operations import FUNCTIONS
 
 
@@ -53,43 +53,6 @@ def _slice(low, value, signature, _):
     if len(parts) == 1:
         parts = ["None", parts[0]]
     return f"({', '.join((parts + ['None'])[:3])})"
-
-
-def _shape_and_dtype(low, value, signature) -> tuple:
-    """The shape of a shared or local array, and its element type."""
-    given = dict(value.kws)
-    shape = low.scope.type((value.args[0] if value.args else given["shape"]).name)
-    shape = [shape] if not isinstance(shape, types.BaseTuple) else list(shape)
-    sizes = tuple(int(n.literal_value) for n in shape)
-    return sizes, dtype_of(signature.return_type.dtype)
-
-
-def _shared_array(low, value, signature, target):
-    """Static arrays lie one after the other; arrays of size 0 all begin where the static ones end."""
-    shape, dtype = _shape_and_dtype(low, value, signature)
-    code = low.code
-    code.shared_granule = min(code.shared_granule, granule(dtype))
-    here = id(value)  # a device function has its array once, wherever and however often it is called
-    if shape == (0,):
-        offset = "g.machine.code.dynamic"
-    elif here in code.shared_arrays:
-        offset = code.shared_arrays[here]
-    else:
-        offset = code.shared_arrays[here] = -(-code.shared_static // 16) * 16
-        code.shared_static = offset + int(np.prod(shape)) * dtype.itemsize
-    return f'g.shared_array({offset}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
-
-
-def _local_array(low, value, signature, target):
-    shape, dtype = _shape_and_dtype(low, value, signature)
-    low.code.local_arrays += 1
-    return (
-        f'g.local_array({low.code.local_arrays}, {shape}, {low.dtype(signature.return_type.dtype)}, "{_plain(target)}")'
-    )
-
-
-def _plain(target) -> str:
-    return target.name.partition(".")[0]
 
 
 def _atomic(name: str):
@@ -267,8 +230,8 @@ SPECIAL = {
     slice: _slice,
     cuda.grid: _grid,
     cuda.gridsize: _gridsize,
-    cuda.shared.array: _shared_array,
-    cuda.local.array: _local_array,
+    cuda.shared.array: shared_array,
+    cuda.local.array: local_array,
     cuda.const.array_like: lambda low, value, signature, _: low.read(value.args[0]),
     cuda.syncwarp: _sync_warp,
     cuda.threadfence: _fence("grid"),

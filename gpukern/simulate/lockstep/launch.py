@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 from numba.cuda import types
 from numba.cuda.dispatcher import CUDADispatcher
 from numba.cuda.errors import normalize_kernel_dimensions
@@ -32,6 +33,8 @@ def run(
         grid, block = normalize_kernel_dimensions(grid, block)
     except ValueError as error:  # a zero or negative size
         raise device.LimitError(str(error)) from None
+    if not isinstance(shared, int | np.integer) or shared < 0:
+        raise device.LimitError(f"{shared!r} bytes of dynamic shared memory a block: give a whole number, 0 or more.")
     args = [as_argument(a) for a in args]
     argument_types = tuple(typeof(a, Purpose.argument) for a in args)
     code = lowered(kernel, argument_types)

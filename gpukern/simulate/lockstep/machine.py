@@ -12,28 +12,18 @@ import numpy as np
 from gpukern.simulate.lockstep import races
 from gpukern.simulate.lockstep.barriers import Barriers
 from gpukern.simulate.lockstep.group import Group, join
-from gpukern.simulate.lockstep.memory import POISON, Space, equal, per_thread, take
+from gpukern.simulate.lockstep.memory import POISON, Space, per_thread, take
+from gpukern.simulate.lockstep.spinning import PATIENCE, TURN, Spinning, Stopped
 from gpukern.simulate.report import Access, Refused
 
 # Threads that run at once. Enough to make NumPy's cost per call small, few enough to stay in the processor's cache.
 IN_FLIGHT = 1 << 15
 _SHARED_IN_FLIGHT = 1 << 25  # bytes
 MOST_TRACED = 4096  # accesses kept for the figures
-# Steps (a block, run by a group) before others get a look in, and steps after which a kernel is taken to hang.
-_TURN, _MOST_STEPS = 200, 2_000_000
-# Atomics that change nothing, before others get a look in, and after which nobody is taken to come to an end.
-_PATIENCE, _MOST_POLLS = 4, 50_000
-_WAITED_FOR = (
-    "Whoever holds the lock, or sets the flag, must get on: not wait at a barrier, nor for a lock that another holds, "
-    "nor have returned."
-)
+_MOST_STEPS = 2_000_000  # of blocks run by a group, after which a kernel is taken to hang
 
 
-class _Stopped(Exception):
-    """The kernel does not come to an end."""
-
-
-class Machine(Barriers):
+class Machine(Barriers, Spinning):
     """Runs a program for `blocks` consecutive blocks of the grid at a time, all their threads in flight together."""
 
     def __init__(self, code, grid, block, report, shared_bytes: int, whole_grid: bool, trace=None, checks=True):
@@ -49,6 +39,9 @@ class Machine(Barriers):
         self.grid, self.block = grid, block
         self.block_size = math.prod(block)
         self.grid_size = math.prod(grid)
+        if self.grid_size * self.block_size >= races.MOST_THREADS:
+            threads = f"{self.grid_size * self.block_size:,} threads; the most are {races.MOST_THREADS - 1:,}"
+            raise Refused(f"a grid of {threads} (fewer blocks, each with a loop, do the same)", code.name)
         self.most_blocks = self.grid_size if whole_grid else max(1, IN_FLIGHT // self.block_size)
         if shared_bytes and not whole_grid:
             self.most_blocks = min(self.most_blocks, max(1, _SHARED_IN_FLIGHT // shared_bytes))
@@ -63,8 +56,6 @@ class Machine(Barriers):
         self.shadows, self.spaces = [], []
         self.shared, self.constants = Space("shared", np.empty(0, np.uint8)), {}
         self._lines, self._line_ids = [""], {}
-        if self.grid_size * self.block_size >= races.MOST_THREADS:
-            raise Refused(f"a grid of {self.grid_size * self.block_size:,} threads", code.name)
 
     # --- one batch of blocks after the other ---
 
@@ -76,7 +67,7 @@ class Machine(Barriers):
                 self.wait(0, Group(self, np.arange(self.threads), dict(arguments)))
                 try:
                     self._run()
-                except _Stopped:
+                except Stopped:
                     break
                 for shadow in self.shadows:
                     shadow.settle(keep=shadow.space.kind == "global")
@@ -114,7 +105,7 @@ class Machine(Barriers):
         self.specials = self._coordinates(thread, self.block_of + first)
         self.alive = np.full(blocks, self.block_size)
         self.waiting, self.parked = {}, []
-        self.spinning, self.stuck, self.seen, self.patience = {}, {}, {}, _PATIENCE
+        self.spinning, self.stuck, self.seen, self.patience = {}, {}, {}, PATIENCE
         self.tick()
         self.block_sync = self.clock
         self.warp_sync = np.full(self.warp_of[-1] + 1, self.clock)
@@ -158,16 +149,21 @@ class Machine(Barriers):
         """
         blocks, steps = self.code.blocks, 0
         while self.waiting or self.parked:
-            ready = self._ready()
+            ready = self.ready()
             if not ready:
-                self._no_thread_can_go_on()
+                self.no_thread_can_go_on()
                 continue
             pc, others = ready[0], ready[1] if len(ready) > 1 else math.inf
             try:
                 group = join(self.waiting.pop(pc))
             except TypeError as error:
                 raise Refused(str(error), self.code.line_of_block[pc]) from None
-            size, turn_ends = len(self.waiting), steps + _TURN
+            if self.spinning and pc in self.code.meets:
+                behind = self.behind(group)
+                if behind.any() and not behind.all():
+                    self.waiting[pc] = [group.part(np.flatnonzero(behind))]
+                    group = group.part(np.flatnonzero(~behind))
+            size, turn_ends = len(self.waiting), steps + TURN
             changes, last_try = self.changes, self.tries + self.patience
             try:
                 while True:
@@ -188,7 +184,7 @@ class Machine(Barriers):
             if pc is None:
                 continue
             if steps > _MOST_STEPS:
-                self._hang(
+                self.hang(
                     pc,
                     f"within {_MOST_STEPS:,} steps; it is still at",
                     "Look at what ends the loop there. If it is only long, give it less to do: each trip is a step.",
@@ -196,67 +192,9 @@ class Machine(Barriers):
             self.wait(pc, group)
             in_vain = self.tries >= last_try and self.changes == changes
             if in_vain or steps >= turn_ends:
-                self._look_for_spinning(pc, group, in_vain)
+                self.look_for_spinning(pc, group, in_vain)
             if steps >= turn_ends:  # a long way: those that spin need not wait for its end
                 self.spinning = {at: since for at, since in self.spinning.items() if since == self.changes}
-
-    def _ready(self) -> list:
-        """The program counters at which threads can go on, ascending."""
-        free = self.waiting.keys() - self.spinning.keys()
-        if not self.spinning:
-            return sorted(free)
-        late = {pc for pc in free & self.code.meets if self._leaves_lanes_behind(pc)}
-        if free - late:
-            return sorted(free - late)
-        again = sorted(pc for pc in self.waiting.keys() & self.spinning.keys() if self.spinning[pc] != self.changes)
-        if again:
-            self.patience = _PATIENCE
-        elif late and all(self.stuck.get(pc) == self.changes for pc in self.waiting.keys() & self.spinning.keys()):
-            return sorted(late)
-        return again
-
-    def _leaves_lanes_behind(self, pc: int) -> bool:
-        """Would threads, that are to meet their warp in a shuffle or syncwarp, miss lanes that spin?"""
-        here = {warp for group in self.waiting[pc] for warp in self.warp_of[group.lanes].tolist()}
-        spinning = (group for at in self.waiting.keys() & self.spinning.keys() for group in self.waiting[at])
-        return any(not here.isdisjoint(self.warp_of[group.lanes].tolist()) for group in spinning)
-
-    def _look_for_spinning(self, pc: int, group: Group, in_vain: bool) -> None:
-        """Threads that come back to where they were, with registers and memory unchanged, will do so for ever.
-
-        Those whose registers change (they count their tries), but whose atomics change nothing, may: others go first.
-        """
-        if self.polls > _MOST_POLLS:
-            self._hang(pc, f"as {self.polls:,} atomics, one after the other, have changed nothing at", _WAITED_FOR)
-        changes, n, registers = self.seen.get(pc, (None, 0, None))
-        for_ever = changes == self.changes and n == group.n and equal(registers, group.r)
-        if for_ever or in_vain:
-            self.spinning[pc] = self.changes
-        if for_ever:
-            self.stuck[pc] = self.changes
-        self.seen[pc] = self.changes, group.n, dict(group.r)
-
-    def _no_thread_can_go_on(self) -> None:
-        """All wait: at barriers, or spinning. Barriers that are met come first; to spin for ever is a hang."""
-        if self.release(only_complete=bool(self.waiting)) or not self.waiting:
-            return
-        if all(self.stuck.get(pc) == self.changes for pc in self.waiting):
-            self._hang(min(self.waiting), "as nobody changes what its threads wait for at", _WAITED_FOR)
-        self.spinning = dict(self.stuck)
-        self.patience = min(2 * self.patience, _TURN)
-
-    def _hang(self, pc: int, how: str, advice: str) -> None:
-        line = self.code.line_of_block[pc]
-        self.report.add("hang", f"{self.code.name} does not come to an end {how} {line}. {advice}", line)
-        raise _Stopped
-
-    def tell(self, changed: bool, atomic: str = "") -> None:
-        """An atomic or a store has changed memory, or has not."""
-        if changed:
-            self.changes, self.polls = self.changes + 1, 0
-        else:
-            self.tries += 1
-            self.polls += atomic not in ("max", "min", "nanmax", "nanmin")  # one looks for a maximum for long in vain
 
     def count(self, name: str, line: str, n: int) -> None:
         """Count n more of `name` for a line of the source."""

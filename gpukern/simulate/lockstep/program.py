@@ -186,25 +186,27 @@ def number(entry, successors: dict) -> list:
 def _components(starts, members: set, successors: dict) -> list:
     """Strongly connected components of `members` that `starts` reach, in topological order, heads first (Tarjan)."""
     index, low, stack, found = {}, {}, [], []
-
-    def visit(node):
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for after in successors[node]:
-            if after not in members:
-                continue
-            if after not in index:
-                visit(after)
-            if after in stack:
+    for start in starts:
+        way = [] if start in index else [(start, iter(successors[start]))]  # not recursive: a way may be long
+        while way:
+            node, afters = way[-1]
+            if node not in index:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+            after = next((s for s in afters if s in members and (s not in index or low[s] is not None)), None)
+            if after is None:  # all that follow it have been seen
+                way.pop()
+                if way:
+                    low[way[-1][0]] = min(low[way[-1][0]], low[node])
+                if low[node] == index[node]:
+                    at = stack.index(node)
+                    found.append(stack[at:])
+                    low.update(dict.fromkeys(stack[at:]))  # None: its component is known
+                    del stack[at:]
+            elif after in index:
                 low[node] = min(low[node], low[after])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            found.append(stack[at:])
-            del stack[at:]
-
-    for node in starts:
-        if node not in index:
-            visit(node)
+            else:
+                way.append((after, iter(successors[after])))
     return found[::-1]
 
 
