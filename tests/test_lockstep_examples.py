@@ -19,10 +19,14 @@ TILE = 8
 EXAMPLES = []
 
 
-def example(function):
+def example(function, marks=()):
     """An example: () -> (kernel, grid, block, args, the argument to look at, what must be in it[, shared bytes])."""
-    EXAMPLES.append(pytest.param(function, id=function.__name__))
+    EXAMPLES.append(pytest.param(function, id=function.__name__, marks=marks))
     return function
+
+
+def slow_example(function):
+    return example(function, pytest.mark.slow)
 
 
 @pytest.mark.parametrize("made", EXAMPLES)
@@ -170,7 +174,7 @@ def sessionize():
     return kernel, 2, 128, (user, stamp, result), result, np.bincount(user[new], minlength=5)
 
 
-@example
+@slow_example
 def monte_carlo_pi():
     def kernel(states, rounds, out):
         thread = cuda.grid(1)
