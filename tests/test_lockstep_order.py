@@ -334,6 +334,14 @@ def warp_neighbour(x, out):
     out[0, i] = s[7 - i]
 
 
+@cuda.jit
+def any_neighbour(x, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    s[i] = i
+    out[0, i % 8] = s[(i + 1) % 64]
+
+
 @pytest.mark.parametrize(
     "kernel, block, words",
     [
@@ -343,6 +351,7 @@ def warp_neighbour(x, out):
         (too_far, 4, "A card reads or destroys what lies there. Guard it, as in `if i < out.shape[0] and j < out"),
         (private, 1, "which this thread has not written. A local array starts with anything in it"),
         (warp_neighbour, 8, "Threads of a warp need not run in step: put cuda.syncwarp()"),
+        (any_neighbour, 64, "Nothing orders the two: put cuda.syncthreads() between them"),
     ],
     ids=name,
 )

@@ -142,7 +142,7 @@ class Shadow:
             )
         else:
             kind = "race"
-            apart = machine.common(np.array([who]), group.global_threads[hit[:1]])[0]
+            apart = machine.common(entry & _WHO, group.global_threads[hit]).max()  # the fix must serve all of them
             advice = _ADVICE[apart]
             if apart == GRID and machine.code.asks_atomics and other == "wrote":
                 advice += " If an atomic tells that it is there: cuda.threadfence() between the write and that atomic."
