@@ -45,10 +45,10 @@ def empty():
 
 
 @cuda.jit
-def add(x, y, out):
+def multiply(x, y, out):
     i = cuda.grid(1)
     if i < out.size:
-        out[i] = x[i] + y[i]
+        out[i] = x[i] * y[i]
 
 
 @cuda.jit
@@ -115,17 +115,19 @@ def _limits(only: str) -> Iterator[Result]:
     if only in "empty kernel, 10^6 threads":
         taken = _fastest(lambda: empty[3907, 256]())
         yield Result("empty kernel, 10^6 threads", "its time", "half a second", taken / 0.5, "<= 1", taken <= 0.5)
-    what = "10^7 threads add, memory"
+    what = "10^7 threads, memory"
     if only in what:
-        kilobytes = int(subprocess.run([sys.executable, "-c", _ADD], capture_output=True, text=True, check=True).stdout)
+        kilobytes = int(
+            subprocess.run([sys.executable, "-c", _MANY_THREADS], capture_output=True, text=True, check=True).stdout
+        )
         yield Result(what, "all memory of the process", "1 GB", kilobytes * 1024 / 1e9, "<= 1", kilobytes * 1024 <= 1e9)
 
 
-_ADD = """
+_MANY_THREADS = """
 import resource, numpy as np, gpukern
-from gpukern.bench import add
+from gpukern.bench import multiply
 x, y, out = np.ones((3, 10**7), np.float32)
-add[10**7 // 256 + 1, 256](x, y, out)
+multiply[10**7 // 256 + 1, 256](x, 2 * y, out)
 assert (out == 2).all()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -150,8 +152,8 @@ def _growth(only: str) -> Iterator[Result]:
     out = np.zeros(1 << 20, np.float32)
     x = np.ones(1 << 20, np.float32)
     for what, small, large, launch in (
-        ("growth: 16 times the threads", 1 << 12, 1 << 16, lambda n: add[n // 256, 256](x, x, out[:n])),
-        ("growth: 16 times the threads again", 1 << 16, 1 << 20, lambda n: add[n // 256, 256](x, x, out[:n])),
+        ("growth: 16 times the threads", 1 << 12, 1 << 16, lambda n: multiply[n // 256, 256](x, x, out[:n])),
+        ("growth: 16 times the threads again", 1 << 16, 1 << 20, lambda n: multiply[n // 256, 256](x, x, out[:n])),
         ("growth: 16 times the trips", 64, 1024, lambda n: trips[16, 256](out, n)),
         ("growth: 32 ways instead of 2", 2, 32, lambda n: ways[16, 256](out, n)),
     ):

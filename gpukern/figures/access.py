@@ -151,18 +151,18 @@ def banks(trace: list, step: int | None = None, warp: int = 0) -> Figure:
 def wavefronts(lane: np.ndarray, address: np.ndarray, itemsize: int, loads: bool) -> dict:
     """{(wavefront, bank): lanes}: the n-th distinct word that is asked of a bank comes in the n-th wavefront.
 
-    Elements of 8 bytes: half a warp after the other, unless it loads and neighbours (lanes t and t ^ 1, or all lanes t
-    and t ^ 2) want the same, or one of them nothing.
+    Elements of 8 bytes: half a warp after the other, of 16 a quarter; twice as many load at once if neighbours (all
+    lanes t and t ^ 1, or all lanes t and t ^ 2) want the same, or one of them nothing.
     """
     wanted = dict(zip(lane.tolist(), address.tolist(), strict=True))
     agree = any(all(wanted.get(n ^ apart, at) == at for n, at in wanted.items()) for apart in (1, 2))
-    together = itemsize <= 4 or (loads and agree)
-    halves = [lane >= 0] if together else [lane < _WARP // 2, lane >= _WARP // 2]
+    size = min(_WARP * 4 // itemsize * (2 if loads and agree else 1), _WARP)  # threads that go at once
     cells, start = {}, 0
-    for half in halves:
+    for first in range(0, _WARP, size):
+        team = (lane >= first) & (lane < first + size)
         asked = {}  # bank -> its words, in order
-        for who, byte in zip(lane[half], address[half], strict=True):
-            for word in range(byte // 4, (byte + max(itemsize, 1) - 1) // 4 + 1):
+        for who, byte in zip(lane[team], address[team], strict=True):
+            for word in range(byte // 4, (byte + itemsize - 1) // 4 + 1):
                 words = asked.setdefault(word % _BANKS, [])
                 if word not in words:
                     words.append(word)

@@ -201,7 +201,8 @@ class Memory(Watch):
     def _adopted(self, address: int):
         """The live tensor at a real address, as large as there is one; None if nothing lies there."""
         if self._live is None:
-            found = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+            # Not the other classes of tensors: those that a compiler traces with lie nowhere.
+            found = (o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter))
             found = [t for t in found if t.device.type == "cpu" and t.layout == torch.strided and t.numel()]
             self._live = [(*extent(t), t) for t in found]
         here = [(high - low, low, high, t) for low, high, t in self._live if low <= address < high]
