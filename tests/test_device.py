@@ -62,6 +62,7 @@ def state(tmp_path_factory):
     return f"import runpy; runpy.run_path({str(path)!r})"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("card", "early", "environment", "expected"),
     [

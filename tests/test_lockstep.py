@@ -29,6 +29,7 @@ def clean(kernel, grid, block, *args, shared=0):
 LADDERS = ["vector_add", "gelu", "softmax", "layernorm", "matmul", "scores", "values", "qkv", "attention"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LADDERS)
 def test_the_ladders_of_the_course(name, dtype):

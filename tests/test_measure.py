@@ -192,6 +192,7 @@ def test_the_qkv_rows_of_the_cache_are_checked_and_then_given_back(clock):
         assert state["k"].isfinite().all() and state["v"].isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_whole_plan_is_checked_end_to_end(clock):
     layer = Layer.random(SMALL)
     rows = [LayerBench(layer, STEP).whole(PLANS[name]) for name in ("reference", "flash")]

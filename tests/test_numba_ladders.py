@@ -221,6 +221,7 @@ PLAIN = (False, False, False)
 ALL = (True, True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epilogue", [PLAIN, ALL], ids=["plain", "epilogue"])
 def test_the_sums_of_a_thread_are_registers(epilogue):
     x, bias = np.zeros((64, 64), np.float32), np.zeros(64, np.float32)

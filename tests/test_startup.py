@@ -192,6 +192,7 @@ def test_a_python_that_does_not_serve_is_refused(checkout, script, complaint):
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_packages_that_cannot_be_installed_leave_no_environment(checkout):
     nothing = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     done = make(checkout, "setup", **nothing)
@@ -200,6 +201,7 @@ def test_packages_that_cannot_be_installed_leave_no_environment(checkout):
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_a_half_made_environment_is_not_trusted(checkout):
     """An interpreter that starts but has no pip, and a note that says it is ready: it is made anew, not believed."""
     (checkout / ".venv" / "bin").mkdir(parents=True)

@@ -113,6 +113,7 @@ def test_the_sanitizer_sees_a_planted_race():
     assert sanitizer.verdict("reversal_without_barrier", {"race"})["ended"] == "found"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not device.simulated(), reason="runs on the simulated GPU")
 def test_the_cases_run_as_a_script_too(tmp_path):
     """What Nsight Compute watches, run on the simulated GPU instead."""
