@@ -74,7 +74,10 @@ def test_theoretical_occupancy_is_that_of_the_profiler():
         threads = int(np.prod(case.block))
         shared = int(row["shared_bytes"]) - 1024  # without what the driver keeps of each block
         found = inspect.occupancy(threads, int(row["registers"]), shared, "H200")
-        assert int(100 * found.fraction) == int(row["occupancy_percent"])
+        # One row (98.4375 %) was recorded before fractions were kept; what has a fraction must agree in it.
+        recorded = float(row["occupancy_percent"])
+        exact = 100 * found.fraction if "." in row["occupancy_percent"] else int(100 * found.fraction)
+        assert exact == pytest.approx(recorded, abs=0.01)
 
 
 @pytest.mark.skipif(not device.simulated(), reason="runs on the simulated GPU")

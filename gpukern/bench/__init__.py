@@ -160,7 +160,7 @@ def _growth(only: str) -> Iterator[Result]:
         if only in what:
             ratio = _fastest(lambda: launch(large)) / _fastest(lambda: launch(small))  # noqa: B023 (called at once)
             times = large // small
-            yield Result(what, f"{large:,}", f"{small:,}", ratio, f"about {times} or less", ratio <= 2 * times)
+            yield Result(what, f"{large:,}", f"{small:,}", ratio, f"<= {2 * times}", ratio <= 2 * times)
 
 
 def _fastest(call) -> float:

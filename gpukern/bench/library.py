@@ -208,7 +208,7 @@ def _matvec() -> Iterator[Work]:
                 inputs,
                 _raced("matvec", "triton"),
                 {"read probe": _read},
-                0.92 if rows else 0,  # a product may keep its weights as it likes: only the better way is held to it
+                0.92,
                 2 * N * K,
                 2 * N * K,
                 _against("matvec"),

@@ -65,10 +65,12 @@ def counters(folder: Path) -> list[dict]:
 
 
 def _numbers(line: dict) -> dict:
-    return {
-        counter: sum(int(float(line[metric].replace(",", ""))) for metric in names if line.get(metric))
+    """Whole numbers but for a percentage, which keeps its fraction."""
+    sums = {
+        counter: sum(float(line[metric].replace(",", "")) for metric in names if line.get(metric))
         for counter, names in METRICS.items()
     }
+    return {counter: int(n) if n == int(n) else n for counter, n in sums.items()}
 
 
 def keep(path: Path, rows: list[dict], run: dict) -> None:
